@@ -13,6 +13,8 @@ from decoder.trace import (
     Verdict,
 )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "PROPOSERS",
     "DraftToken",

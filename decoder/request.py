@@ -94,7 +94,8 @@ class GenerationRequest:
     """One generation: what to say to which target, and who drafts.
 
     ``chat`` puts ``prompt`` (and ``system_prompt``: None = the template's own default, "" = an empty one) through
-    the tokenizer's chat template; otherwise the prompt is raw text. ``k`` is the draft length in tokens.
+    the tokenizer's chat template; otherwise the prompt is raw text. ``k`` is the draft length in tokens. ``draft``
+    None lets ``draft-model`` take one that is here and fits; where none does, the run says so and decodes plainly.
     ``ngram_min``/``ngram_max`` are the sizes that prompt lookup tries, ``prediction`` the text that the caller
     expects, ``exit_layer`` the number of target layers that early exit drafts with (0 = a quarter of them).
     ``stop`` strings end the text and are not part of it; ``stop_ids`` end it like EOS.
@@ -130,8 +131,6 @@ class GenerationRequest:
         _integer("n-gram minimum", self.ngram_min, 1, 64)
         _integer("n-gram maximum", self.ngram_max, self.ngram_min, 64)
         _integer("exit layer", self.exit_layer, 0, 10_000)
-        if self.proposer == "draft-model" and not self.draft:
-            raise RequestError("draft-model needs a draft: name a model whose vocabulary is the target's")
         if self.proposer == "prediction" and not (self.prediction or "").strip():
             raise RequestError("prediction needs the text that you expect the answer to contain")
         if any(not isinstance(s, str) or not s for s in self.stop):

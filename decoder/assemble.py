@@ -1,0 +1,108 @@
+"""From a request to a decoder: load the target, load or build what the proposer needs, refuse what does not fit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from decoder import catalog, compat, loading
+from decoder.engine import SpeculativeDecoder, Target
+from decoder.errors import IncompatibleError, ModelError
+from decoder.loading import LoadedModel, Progress, silent
+from decoder.proposers import Proposer
+from decoder.proposers.draft_model import DraftModelProposer, EarlyExitProposer
+from decoder.proposers.ngram import NgramProposer
+from decoder.proposers.prediction import PredictionProposer
+from decoder.request import GenerationRequest
+from decoder.target import ModelRunner
+
+_runners: dict[int, tuple[LoadedModel, ModelRunner]] = {}
+_lock = threading.Lock()
+
+
+def runner_of(loaded: LoadedModel, *, own: bool = False) -> ModelRunner:
+    """The runner of a loaded model; its cache is reused by every run of this process, one at a time.
+
+    ``own`` makes a separate one, for a model that drafts for itself.
+    """
+    if own:
+        return ModelRunner(loaded.model, context=loaded.context, device=loaded.device)
+    with _lock:
+        known = _runners.get(id(loaded))
+        if known is None:
+            known = (loaded, ModelRunner(loaded.model, context=loaded.context, device=loaded.device))
+            _runners[id(loaded)] = known
+        return known[1]
+
+
+def assemble(request: GenerationRequest, progress: Callable[[float, str], None] | None = None) -> SpeculativeDecoder:
+    """Load what ``request`` names and put the decoder together. Raises RequestError, ModelError, IncompatibleError."""
+    request.validate()
+    report: Progress = progress or silent
+    both = request.proposer == "draft-model"
+    loaded = loading.load(
+        request.target, request.dtype, request.device, lambda f, m: report(f * (0.7 if both else 1.0), m)
+    )
+    runner = runner_of(loaded)
+    versions = {
+        "target_family": loaded.family,
+        "target_revision": loaded.revision,
+        "target_implementation": type(loaded.model).__name__,
+        "target_path": runner.path,
+    }
+    target = Target(
+        runner=runner,
+        tokenizer=loaded.tokenizer,
+        name=loaded.name,
+        eos_ids=loaded.eos_ids,
+        dtype=loaded.dtype,
+        fingerprint=loaded.fingerprint,
+        versions=versions,
+        context_note=loaded.context_note,
+    )
+    if both:
+        return _with_draft(request, target, lambda f, m: report(0.7 + 0.3 * f, m))
+    return SpeculativeDecoder(target, _proposer(request, target, runner))
+
+
+def _proposer(request: GenerationRequest, target: Target, runner: ModelRunner) -> Proposer | None:
+    if request.proposer == "ngram":
+        return NgramProposer()
+    if request.proposer == "prediction":
+        tokenizer = target.tokenizer
+        return PredictionProposer(lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])
+    if request.proposer == "early-exit":
+        return EarlyExitProposer(runner, request.exit_layer)
+    return None
+
+
+def _with_draft(request: GenerationRequest, target: Target, report: Progress) -> SpeculativeDecoder:
+    """The draft-model decoder. A draft that was named must fit; one that was not is looked for, or done without."""
+    if request.draft:
+        return _with_named_draft(request.draft, request, target, report)
+    problems = []
+    for entry in catalog.drafts():
+        if not entry.present or entry.fits not in (None, request.target):
+            continue
+        try:
+            return _with_named_draft(entry.name, request, target, report)
+        except ModelError as error:
+            problems.append(str(error))
+    reason = problems[0] if problems else f"no draft that is here was made for {request.target}"
+    return SpeculativeDecoder(target, None, not_speculating=reason)
+
+
+def _with_named_draft(name: str, request: GenerationRequest, target: Target, report: Progress) -> SpeculativeDecoder:
+    reasons = compat.check_pair(request.target, name)
+    if reasons:
+        raise IncompatibleError(f"{name} does not fit {request.target}: {'; '.join(reasons)}")
+    loaded = loading.load(name, target.dtype, target.runner.device, report, role="draft")
+    # A model that drafts for itself needs a cache of its own.
+    runner = runner_of(loaded, own=name == request.target)
+    versions = {
+        "draft_family": loaded.family,
+        "draft_revision": loaded.revision,
+        "draft_implementation": type(loaded.model).__name__,
+        "draft_fingerprint": loaded.fingerprint,
+    }
+    return SpeculativeDecoder(target, DraftModelProposer(runner), draft=name, versions=versions)

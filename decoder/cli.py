@@ -1,0 +1,275 @@
+"""The command line of the decoder. stdout carries results only; progress and errors go to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from decoder import catalog
+from decoder.errors import RedlineError, RequestError
+from decoder.request import PROPOSERS, GenerationRequest, SamplingParams
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Speculative decoding on the command line: decode, list models, check that nothing is lost.",
+    pretty_exceptions_enable=False,
+)
+err = Console(stderr=True, highlight=False)
+
+
+def one_line(error: BaseException) -> str:
+    """An error as a single line for stderr."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; errors that a person can mend exit with 2 and one line."""
+    run_typer(app, argv)
+
+
+def run_typer(application: typer.Typer, argv: list[str] | None = None) -> None:
+    """Run any of Redline's Typer applications with the error manners above."""
+    try:
+        code = application(argv, standalone_mode=False)
+    except click.ClickException as error:
+        print(f"error: {one_line_of_click(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except RedlineError as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except (click.Abort, KeyboardInterrupt):
+        print("stopped", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        # The reader went away (head, less): nothing is wrong, and nothing more can be written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def one_line_of_click(error: click.ClickException) -> str:
+    """Click's message with the command that helps."""
+    return " ".join(error.format_message().split()) + " (see --help)"
+
+
+def read_prompt(text: str) -> str:
+    """``@FILE`` reads a file, anything else is the prompt itself."""
+    if not text.startswith("@"):
+        return text
+    path = Path(text[1:]).expanduser()
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise RequestError(f"the prompt file {path} is not UTF-8 text") from None
+    except OSError as error:
+        raise RequestError(f"cannot read the prompt file {path}: {error.strerror or error}") from None
+
+
+def parse_bias(pairs: list[str]) -> tuple[tuple[int, float], ...]:
+    """``ID:BIAS`` pairs."""
+    found = []
+    for pair in pairs:
+        token, _, bias = pair.partition(":")
+        try:
+            found.append((int(token), float(bias)))
+        except ValueError:
+            raise RequestError(f"--logit-bias takes ID:BIAS, for example 42:-5, not {pair!r}") from None
+    return tuple(found)
+
+
+def progress_bar() -> tuple[Progress, Callable[[float, str], None]]:
+    """A bar on stderr and the callback that moves it."""
+    bar = Progress(TextColumn("{task.description}"), BarColumn(), console=err, transient=True)
+    task = bar.add_task("starting", total=1.0)
+    return bar, lambda fraction, message: bar.update(task, completed=fraction, description=message)
+
+
+@app.command()
+def run(
+    prompt: Annotated[str, typer.Option(help="The prompt, or @FILE to read it from a file.")],
+    target: Annotated[str, typer.Option(help="A catalog name, Hugging Face id, folder or .gguf.")] = "smollm2-135m",
+    proposer: Annotated[str, typer.Option(help=f"Who drafts: {', '.join(PROPOSERS)}.")] = "none",
+    draft: Annotated[str | None, typer.Option(help="Draft model for draft-model (default: one that fits).")] = None,
+    k: Annotated[int, typer.Option("-k", "--k", help="Draft length in tokens.")] = 4,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to write.")] = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Annotated[list[str] | None, typer.Option(help="ID:BIAS, may be repeated.")] = None,
+    seed: int = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop string, may be repeated.")] = None,
+    stop_id: Annotated[list[int] | None, typer.Option(help="Stop token id, may be repeated.")] = None,
+    ignore_eos: Annotated[bool, typer.Option(help="Go on after the end token.")] = False,
+    system: Annotated[str | None, typer.Option(help='System prompt ("" for an empty one).')] = None,
+    ngram_min: Annotated[int, typer.Option(help="Shortest n-gram to look up.")] = 1,
+    ngram_max: Annotated[int, typer.Option(help="Longest n-gram to look up.")] = 4,
+    prediction: Annotated[str | None, typer.Option(help="Expected text (or @FILE) for prediction.")] = None,
+    exit_layer: Annotated[int, typer.Option(help="Layers to draft with in early-exit (0: a quarter).")] = 0,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
+    baseline: Annotated[bool, typer.Option("--baseline", help="Also decode plainly and compare.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The Run (schema 1) on stdout, nothing else.")] = False,
+) -> None:
+    """Decode one prompt and show what became of the drafts."""
+    request = GenerationRequest(
+        prompt=read_prompt(prompt),
+        chat=not raw,
+        system_prompt=system,
+        target=target,
+        proposer=proposer,
+        draft=draft,
+        k=k,
+        max_new_tokens=max_new_tokens,
+        sampling=SamplingParams(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=parse_bias(logit_bias or []),
+            seed=seed,
+        ),
+        stop=tuple(stop or ()),
+        stop_ids=tuple(stop_id or ()),
+        ignore_eos=ignore_eos,
+        ngram_min=ngram_min,
+        ngram_max=ngram_max,
+        prediction=None if prediction is None else read_prompt(prediction),
+        exit_layer=exit_layer,
+        dtype=dtype,
+        device=device,
+    )
+    request.validate()
+    from decoder.report import print_run
+
+    result, base = _decode(request, baseline, live=not as_json)
+    if as_json:
+        print(json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False))
+    else:
+        print_run(result, base)
+    if result.error:
+        raise RequestError(result.error)
+
+
+def _decode(request: GenerationRequest, baseline: bool, live: bool) -> tuple[Any, Any]:
+    from decoder.engine import SpeculativeDecoder
+
+    bar, report = progress_bar()
+    with bar:
+        decoder = SpeculativeDecoder.load(request, report)
+        plain = request.replace(proposer="none", draft=None)
+        if baseline:
+            report(0.0, "decoding the baseline")
+            base_decoder = SpeculativeDecoder.load(plain, report)
+            base_decoder.warm_up(plain)
+            base = base_decoder.run(plain)
+        else:
+            base = None
+        stream = decoder.stream(request)
+        if baseline:
+            report(0.5, "warming up")
+            decoder.warm_up(request)
+            stream = decoder.stream(request)
+        for step in stream:
+            report(min(1.0, len(stream.run.output_ids) / request.max_new_tokens), f"decoding, step {step.index}")
+    result = stream.run
+    return (result.replace(baseline_id=base.id) if base is not None else result), base
+
+
+@app.command()
+def models(
+    as_json: Annotated[bool, typer.Option("--json", help="The catalog as JSON.")] = False,
+    prepare: Annotated[str | None, typer.Option(help="Convert or download this model now.")] = None,
+) -> None:
+    """List the models: name, kind, licence, present or how to get them."""
+    if prepare:
+        from decoder.loading import locate
+
+        bar, report = progress_bar()
+        with bar:
+            place = locate(prepare, report)
+        err.print(f"{prepare} is ready ({place.where})")
+        return
+    entries = [*catalog.targets(), *catalog.drafts()]
+    if as_json:
+        rows = [
+            {
+                "name": e.name,
+                "kind": e.kind,
+                "family": e.family,
+                "licence": e.licence,
+                "size_mb": e.size_mb,
+                "present": e.present,
+                "how_to_get": e.how_to_get,
+                "fits": e.fits,
+                "note": e.note,
+            }
+            for e in entries
+        ]
+        print(json.dumps(rows, ensure_ascii=False))
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("name", "kind", "licence", "MB", "here"):
+        table.add_column(title, justify="right" if title == "MB" else "left")
+    for e in entries:
+        table.add_row(e.name, e.kind, e.licence, f"{e.size_mb:,}", "yes" if e.present else e.how_to_get)
+    Console().print(table)
+
+
+@app.command()
+def audit(
+    target: Annotated[str, typer.Option(help="A catalog name, Hugging Face id, folder or .gguf.")] = "smollm2-135m",
+    proposer: Annotated[list[str] | None, typer.Option(help="Check only this one; may be repeated.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model (default: one that fits, else the target).")] = None,
+    k: Annotated[int, typer.Option("-k", "--k", help="Draft length in tokens.")] = 4,
+    tokens: Annotated[int, typer.Option(help="Tokens per prompt of the greedy check.")] = 200,
+    prompts: Annotated[int, typer.Option(help="How many of the eight prompts to use.")] = 8,
+    samples: Annotated[int, typer.Option(help="Sampled runs per proposer.")] = 400,
+    seed: int = 0,
+    dtype: Annotated[str, typer.Option(help="float32 is exact; bfloat16 reports near-ties.")] = "float32",
+    device: str = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Verdicts as JSON.")] = False,
+) -> None:
+    """Check that speculation loses nothing: greedy token for token, sampled by a chi-square test."""
+    from decoder.audit import AuditPlan, run_audit
+    from decoder.report import print_audit
+
+    plan = AuditPlan(
+        target=target,
+        proposers=tuple(proposer or ()),
+        draft=draft,
+        k=k,
+        tokens=tokens,
+        prompts=prompts,
+        samples=samples,
+        seed=seed,
+        dtype=dtype,
+        device=device,
+    )
+    bar, report = progress_bar()
+    with bar:
+        result = run_audit(plan, report)
+    if as_json:
+        print(json.dumps(result.to_json(), allow_nan=False))
+    else:
+        print_audit(result)
+    if not result.passed:
+        raise typer.Exit(1)

@@ -1,0 +1,79 @@
+"""Does a draft fit a target? Not by family name: by vocabulary. Says exactly what differs.
+
+The same tokenizer with heads padded to different sizes is compatible: what counts is that every id of the tokenizer
+means the same string on both sides.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from decoder import catalog, loading
+
+_SHOWN = 3
+"""Differing vocabulary entries that are named one by one."""
+
+
+def compare_tokenizers(target: Any, draft: Any) -> list[str]:
+    """What differs between two tokenizers, as sentences; empty when a draft's ids mean the target's strings."""
+    reasons = []
+    theirs = {i: token for token, i in target.get_vocab().items()}
+    ours = {i: token for token, i in draft.get_vocab().items()}
+    different = [i for i in sorted(theirs.keys() & ours.keys()) if theirs[i] != ours[i]]
+    if different:
+        shown = "; ".join(
+            f"id {i} is {theirs[i]!r} in the target and {ours[i]!r} in the draft" for i in different[:_SHOWN]
+        )
+        more = f" (and {len(different) - _SHOWN:,} more)" if len(different) > _SHOWN else ""
+        reasons.append(f"{len(different):,} of {len(theirs):,} vocabulary entries differ: {shown}{more}")
+    missing = sorted(theirs.keys() ^ ours.keys())
+    if missing:
+        first = missing[0]
+        side = "target" if first in theirs else "draft"
+        token = theirs.get(first, ours.get(first))
+        reasons.append(
+            f"the vocabularies have {len(theirs):,} and {len(ours):,} entries: "
+            f"id {first} ({token!r}) is only in the {side}'s"
+        )
+    for name in ("bos_token", "eos_token"):
+        a, b = getattr(target, name, None), getattr(draft, name, None)
+        if a != b and b is not None:
+            reasons.append(f"{name} is {a!r} in the target and {b!r} in the draft")
+    return reasons
+
+
+def compare_heads(tokenizer: Any, target_size: int, draft_size: int) -> list[str]:
+    """Whether both heads cover the tokenizer; padding beyond it may differ."""
+    needed = max(tokenizer.get_vocab().values()) + 1
+    if draft_size < needed:
+        return [f"the draft's head has {draft_size:,} rows, fewer than the {needed:,} entries of the vocabulary"]
+    return []
+
+
+@lru_cache(maxsize=64)
+def _pair(target: str, draft: str) -> tuple[str, ...]:
+    if _made_for(target, draft):
+        return ()
+    reasons = compare_tokenizers(loading.load_tokenizer(target), loading.load_tokenizer(draft, role="draft"))
+    if reasons:
+        return tuple(reasons)
+    sizes = [
+        int(loading.load_config(name, role=role).get_text_config().vocab_size)
+        for name, role in ((target, "target"), (draft, "draft"))
+    ]
+    return tuple(compare_heads(loading.load_tokenizer(target), *sizes))
+
+
+def _made_for(target: str, draft: str) -> bool:
+    """A shipped draft without a tokenizer of its own uses its target's."""
+    entry = catalog.find(draft)
+    return bool(entry and entry.path and entry.fits == target and not (entry.path / "tokenizer.json").is_file())
+
+
+def check_pair(target: str, draft: str) -> list[str]:
+    """Why ``draft`` does not fit ``target``, as sentences; empty when it fits. Raises ModelError for unreadable ones.
+
+    Reads tokenizers and configurations only, no weights.
+    """
+    return list(_pair(target, draft))

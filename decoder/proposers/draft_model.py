@@ -1,0 +1,107 @@
+"""Drafting with a model of its own: an independent draft model, or the target's own first layers (early exit)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from decoder.errors import RequestError
+from decoder.proposers.base import Context, Proposal, Proposer, Row
+from decoder.sampling import draw
+from decoder.target import ModelRunner, Runner, first_layers
+
+
+def autoregress(runner: Runner, rows: Sequence[Row], ks: Sequence[int], u: Tensor, vocab_size: int) -> Proposal:
+    """Draft max(ks) tokens one after the other; ``runner`` first takes every committed token it has not seen.
+
+    The first pass takes one token after a rejection and two after a full accept, so catching up costs no pass of its
+    own. Everything stays on the device: no token is read by the host before the target has verified it.
+    """
+    device = runner.device
+    width = max(ks)
+    pending = [row.tokens[length:] for row, length in zip(rows, runner.lengths, strict=True)]
+    longest = max(len(p) for p in pending)
+    first = torch.tensor([p + [0] * (longest - len(p)) for p in pending], device=device)
+    logits = runner.forward(first, [len(p) for p in pending], last=True)
+    ids = torch.zeros(len(rows), width, dtype=torch.long, device=device)
+    q = torch.empty(len(rows), width, vocab_size, device=device)
+    sound = torch.ones(len(rows), width, dtype=torch.bool, device=device)
+    u = u.to(device)
+    for i in range(width):
+        for b, row in enumerate(rows):
+            processed = row.sampler.logits(logits[b], ids[b, :i], skip=i)
+            sound[b, i] = processed.amax().isfinite()
+            q[b, i] = row.sampler.probs(processed)[0]
+            ids[b, i] = processed[0].argmax() if row.request.sampling.greedy else draw(q[b, i], u[b, i])
+        if i + 1 < width:
+            logits = runner.forward(ids[:, i : i + 1])
+    # A draft that breaks down may only cost time: what it wrote from there on is dropped.
+    counts = torch.minimum(torch.tensor(list(ks), device=device), sound.long().cumprod(1).sum(1))
+    return Proposal(ids, counts, q.nan_to_num_(0.0), reasons=["the draft's logits are not numbers"] * len(rows))
+
+
+class DraftModelProposer(Proposer):
+    """An independent smaller model with the target's vocabulary. Keeps a KV cache of its own."""
+
+    name = "draft-model"
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+
+    def begin(self, context: Context) -> None:
+        self._context = context
+        self.runner.reset(len(context.rows))
+        self._base: list[int] | None = None
+        self._width = 0
+
+    def propose(self, ks: Sequence[int], u: Tensor) -> Proposal:
+        rows = self._context.rows
+        room = min(self.runner.context - len(row.tokens) for row in rows)
+        ks = [min(k, max(room, 0)) for k in ks]
+        if max(ks) < 1:
+            reason = f"the text is longer than the draft's context of {self.runner.context:,} tokens"
+            return Proposal.of_lists([[] for _ in rows], self._context.device, [reason] * len(rows))
+        self._base = [len(row.tokens) for row in rows]
+        self._width = max(ks)
+        return autoregress(self.runner, rows, ks, u, self._context.vocab_size)
+
+    def commit(self, accepted: Sequence[int]) -> None:
+        if self._base is None:
+            return
+        # The last draft was never fed back, so even a full accept leaves at most width - 1 drafts in the cache.
+        keep = [base + min(n, self._width - 1) for base, n in zip(self._base, accepted, strict=True)]
+        self.runner.rollback(keep)
+        self._base = None
+
+    def path(self) -> str:
+        return str(getattr(self.runner, "path", ""))
+
+
+class EarlyExitProposer(Proposer):
+    """The target's first layers plus its norm and head. Shares weights and KV cache with the target.
+
+    What the short model writes into the cache lies behind the committed text and is overwritten by the verification.
+    """
+
+    name = "early-exit"
+
+    def __init__(self, target: ModelRunner, layers: int = 0) -> None:
+        total = target.kv.layers
+        self.layers = layers or max(1, round(total / 4))
+        try:
+            self.runner = first_layers(target, self.layers)
+        except ValueError as error:
+            raise RequestError(f"early exit does not work with this target: {error}") from None
+        self._target = target
+
+    def begin(self, context: Context) -> None:
+        self._context = context
+
+    def propose(self, ks: Sequence[int], u: Tensor) -> Proposal:
+        self.runner.lengths = list(self._target.lengths)
+        return autoregress(self.runner, self._context.rows, ks, u, self._context.vocab_size)
+
+    def path(self) -> str:
+        return str(getattr(self.runner, "path", ""))

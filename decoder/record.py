@@ -1,0 +1,184 @@
+"""From a judged step to the trace: what is emitted, where it stops, and what is written down of it.
+
+``Outcome.prepare`` is part of decoding (on the clock); ``write_step`` only describes (off the clock).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from decoder.proposers.base import Row
+from decoder.sampling import Sampler
+from decoder.text import TextStream, TokenText
+from decoder.trace import TOP, DraftToken, Emitted, FinishReason, Source, Step, TopToken, Verdict
+from decoder.verify import residual
+
+
+@dataclass
+class Outcome:
+    """One row's step. N drafts; row n + 1 of ``p_rows`` follows draft n, row 0 the committed text."""
+
+    own: int
+    """The target's own token."""
+    k: int
+    p_rows: Tensor
+    """[N + 1 or more, V] processed logits of the target."""
+    drafts: list[int] = field(default_factory=list)
+    parents: list[int | None] | None = None
+    """None = a chain."""
+    path: list[int] = field(default_factory=list)
+    """Accepted nodes in order."""
+    tested: dict[int, tuple[float | None, float]] = field(default_factory=dict)
+    """node -> (p in the distribution that it was tested against, or None for its row's; acceptance probability)"""
+    probs: Tensor | None = None
+    """What the target is sampled from, None when greedy."""
+    q_rows: Tensor | None = None
+    u: list[float] | None = None
+    residual: Tensor | None = None
+
+    emitted: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    kept: int = 0
+    """Accepted drafts that reached the output."""
+    answer: str = ""
+    finish: FinishReason | None = None
+
+    def prepare(
+        self,
+        text: TextStream,
+        row: Row,
+        limit: int,
+        stop_ids: frozenset[int],
+        stop: Sequence[str],
+        answer: str,
+    ) -> None:
+        """Decide what reaches the output: everything up to the first stop, EOS, or ``limit`` tokens in all."""
+        self.answer = answer
+        emitted_before = len(row.output)
+        for token in [*(self.drafts[node] for node in self.path), self.own]:
+            special = token in stop_ids
+            piece = text.push(token)
+            self.emitted.append(token)
+            if special:
+                # The end token is shown, but it is not part of the answer.
+                self.texts.append(piece or text.flush())
+                stopped_by_request = token in row.request.stop_ids
+                self.finish = FinishReason.STOP if stopped_by_request else FinishReason.EOS
+                break
+            self.texts.append(piece)
+            self.answer += piece
+            cut = _first_stop(self.answer, stop, len(self.answer) - len(piece))
+            if cut is not None:
+                self.answer = self.answer[:cut]
+                self.finish = FinishReason.STOP
+                break
+            if emitted_before + len(self.emitted) >= limit:
+                rest = text.flush()
+                self.texts[-1] += rest
+                self.answer += rest
+                self.finish = FinishReason.LENGTH
+                break
+        self.kept = min(len(self.path), len(self.emitted))
+
+
+def _first_stop(answer: str, stop: Sequence[str], new_from: int) -> int | None:
+    """Where the earliest stop string begins that ends in the newly added text, or None."""
+    found = [answer.find(s, max(0, new_from - len(s) + 1)) for s in stop]
+    hits = [at for at in found if at >= 0]
+    return min(hits) if hits else None
+
+
+def write_step(
+    index: int, outcome: Outcome, tokens: TokenText, sampler: Sampler, times: tuple[float, float, float]
+) -> Step:
+    """The Step of ``outcome``; ``times`` are draft, verify and overhead in ms."""
+    n = len(outcome.drafts)
+    p_all = outcome.probs if outcome.probs is not None else sampler.probs(outcome.p_rows)
+    p_all = p_all[: n + 1]
+    parents = outcome.parents if outcome.parents is not None else [i - 1 if i else None for i in range(n)]
+    kept = set(outcome.path[: outcome.kept])
+    cut = set(outcome.path[outcome.kept :])
+    rejected = {node for node in outcome.tested if node not in kept and node not in cut}
+    if len(outcome.emitted) <= len(outcome.path):
+        # The run stopped at an accepted draft: whatever was tested behind it never mattered and counts as untested.
+        behind = {outcome.path[outcome.kept - 1], *cut}
+        rejected = {node for node in rejected if parents[node] not in behind}
+    last = outcome.path[-1] if outcome.path else None
+    corrected = any(parents[node] == last for node in rejected)
+    p_top = _top(p_all, tokens)
+    q_top = _top(outcome.q_rows[:n], tokens) if outcome.q_rows is not None and n else [()] * n
+    drafts = []
+    for node, token in enumerate(outcome.drafts):
+        verdict = Verdict.ACCEPTED if node in kept else Verdict.REJECTED if node in rejected else Verdict.UNTESTED
+        tested = verdict is not Verdict.UNTESTED
+        parent = parents[node]
+        row = 0 if parent is None else parent + 1
+        p, accept_prob = outcome.tested.get(node, (None, 0.0))
+        drafts.append(
+            DraftToken(
+                id=token,
+                text=tokens.label(token),
+                parent=parent,
+                p=(float(p_all[row, token]) if outcome.parents is None or outcome.probs is None else p)
+                if tested
+                else None,
+                q=float(outcome.q_rows[node, token]) if outcome.q_rows is not None else 1.0,
+                accept_prob=accept_prob if tested else None,
+                u=outcome.u[node] if tested and outcome.u is not None else None,
+                verdict=verdict,
+                top_p=p_top[row] if tested else (),
+                top_q=q_top[node],
+            )
+        )
+    emitted = []
+    at = 0
+    for position, (token, text) in enumerate(zip(outcome.emitted, outcome.texts, strict=True)):
+        if position < outcome.kept:
+            source = Source.ACCEPTED
+        elif not n:
+            source = Source.TARGET
+        else:
+            source = Source.CORRECTED if corrected else Source.BONUS
+        emitted.append(Emitted(token, text, source, float(p_all[at, token])))
+        if position < outcome.kept:
+            at = outcome.path[position] + 1
+    left: tuple[TopToken, ...] = ()
+    if corrected and outcome.probs is not None:
+        row = 0 if last is None else last + 1
+        left_over = outcome.residual
+        if left_over is None:
+            node = min(rejected)
+            q = (
+                outcome.q_rows[node]
+                if outcome.q_rows is not None
+                else torch.zeros_like(p_all[row]).index_fill_(
+                    0, torch.tensor(outcome.drafts[node], device=p_all.device), 1.0
+                )
+            )
+            left_over = residual(p_all[row], q)
+        left = _top(left_over[None], tokens)[0]
+    return Step(
+        index=index,
+        k=outcome.k,
+        drafts=tuple(drafts),
+        emitted=tuple(emitted),
+        residual_top=left,
+        draft_ms=times[0],
+        verify_ms=times[1],
+        overhead_ms=times[2],
+    )
+
+
+def _top(probs: Tensor, tokens: TokenText) -> list[tuple[TopToken, ...]]:
+    """The likeliest tokens of each row; tokens of probability 0 are left out."""
+    if not len(probs):
+        return []
+    values, ids = probs.topk(min(TOP, probs.shape[-1]), dim=-1)
+    return [
+        tuple(TopToken(i, tokens.label(i), v) for i, v in zip(row_ids, row_values, strict=True) if v > 0)
+        for row_ids, row_values in zip(ids.tolist(), values.tolist(), strict=True)
+    ]

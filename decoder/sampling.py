@@ -1,0 +1,138 @@
+"""Logits -> the probabilities that are sampled from, and drawing from them.
+
+The order is transformers': bias, repetition penalty, presence and frequency penalty, temperature, top-k, top-p,
+min-p. Target and draft rows pass through the same function with the same parameters, so that the stored p and q are
+the arrays that were drawn from. V is the vocabulary size, T the number of rows (positions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from decoder.errors import RequestError
+from decoder.request import SamplingParams
+
+
+def filter_logits(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Temperature, top-k, top-p and min-p on float32 ``logits`` [T, V]; refused tokens become -inf.
+
+    ``params.temperature`` must be above 0.
+    """
+    # Shifting first keeps a tiny temperature from overflowing to inf - inf.
+    logits = (logits - logits.amax(-1, keepdim=True)) / params.temperature
+    if 0 < params.top_k < logits.shape[-1]:
+        kth = logits.topk(params.top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < kth, -torch.inf)
+    if params.top_p < 1:
+        ordered, index = logits.sort(dim=-1, descending=True)
+        probs = ordered.softmax(-1)
+        # A token stays if what lies before it is still below top_p; the first one always stays.
+        drop = (probs.cumsum(-1) - probs) >= params.top_p
+        drop[..., 0] = False
+        logits = logits.masked_fill(torch.zeros_like(drop).scatter(-1, index, drop), -torch.inf)
+    if params.min_p > 0:
+        probs = logits.softmax(-1)
+        logits = logits.masked_fill(probs < params.min_p * probs.amax(-1, keepdim=True), -torch.inf)
+    return logits
+
+
+def draw(probs: Tensor, u: Tensor) -> Tensor:
+    """Sample by inverting the distribution function: ``probs`` [..., V], ``u`` [...] in [0, 1) -> ids [...].
+
+    Sums in float64, and never returns a token of probability 0. ``probs`` need not be normalised.
+    """
+    cumulative = probs.double().cumsum(-1)
+    total = cumulative[..., -1:]
+    index = torch.searchsorted(cumulative, u.double().unsqueeze(-1) * total, right=True).squeeze(-1)
+    # Rounding may put u * total at the very end: the last token with a probability takes it.
+    last = probs.shape[-1] - 1 - (probs > 0).flip(-1).to(torch.uint8).argmax(-1)
+    return torch.minimum(index, last)
+
+
+class Sampler:
+    """The processors of one row with the row's own history. Drafts never change it; only ``commit`` does."""
+
+    def __init__(self, params: SamplingParams, vocab_size: int, prompt_ids: Sequence[int], device: str) -> None:
+        self.params = params
+        self.vocab_size = vocab_size
+        self._bias: Tensor | None = None
+        if params.logit_bias:
+            self._bias = torch.zeros(vocab_size, device=device)
+            for token, bias in params.logit_bias:
+                if token >= vocab_size:
+                    raise RequestError(f"logit bias for token {token:,}, but the vocabulary ends at {vocab_size - 1:,}")
+                self._bias[token] += bias
+        self._in_prompt: Tensor | None = None
+        self._counts: Tensor | None = None
+        if params.penalised:
+            self._in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+            self._in_prompt[torch.tensor(list(prompt_ids), device=device)] = True
+            self._counts = torch.zeros(vocab_size, device=device)
+
+    def commit(self, ids: Sequence[int]) -> None:
+        """Count tokens that reached the output."""
+        if self._counts is not None and ids:
+            index = torch.tensor(list(ids), device=self._counts.device)
+            self._counts.index_add_(0, index, torch.ones(len(ids), device=self._counts.device))
+
+    def logits(
+        self,
+        logits: Tensor,
+        ahead: Tensor | None = None,
+        parents: Sequence[int | None] | None = None,
+        *,
+        skip: int = 0,
+    ) -> Tensor:
+        """Bias and penalties on raw ``logits`` [T, V] (float32 out).
+
+        Row 0 follows the committed text, row t the draft tokens ``ahead[:t]`` behind it. ``parents`` (a tree) gives
+        each draft's parent draft instead; row t + 1 then follows draft t and its ancestors. ``skip`` n leaves out the
+        first n rows: ``logits`` then begins with the row behind ``ahead[:n]``.
+        """
+        logits = logits.float()
+        width = logits.shape[-1]
+        if width < self.vocab_size:  # a padded head on the other side: same tokenizer, fewer rows
+            logits = torch.nn.functional.pad(logits, (0, self.vocab_size - width), value=-torch.inf)
+        elif width > self.vocab_size:
+            logits = logits[..., : self.vocab_size]
+        if self._bias is not None:
+            logits = logits + self._bias
+        if self._counts is None or self._in_prompt is None:
+            return logits
+        counts = self._counts.repeat(logits.shape[0] + skip, 1)
+        for t, token in enumerate(ahead if ahead is not None else ()):
+            if parents is None:
+                counts[t + 1 :, token] += 1
+            elif t + 1 < counts.shape[0]:
+                parent = parents[t]
+                counts[t + 1] = counts[0 if parent is None else parent + 1]
+                counts[t + 1, token] += 1
+        counts = counts[skip:]
+        p = self.params
+        seen = self._in_prompt | (counts > 0)
+        penalised = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
+        logits = torch.where(seen, penalised, logits)
+        return logits - p.presence_penalty * (counts > 0) - p.frequency_penalty * counts
+
+    def probs(self, processed: Tensor) -> Tensor:
+        """What is sampled from: ``processed`` (from ``logits``) [T, V] -> probabilities [T, V], each row sums to 1.
+
+        When greedy, the softmax at temperature 1, which is only shown.
+        """
+        if self.params.greedy:
+            return processed.softmax(-1)
+        return filter_logits(processed, self.params).softmax(-1)
+
+
+class Draws:
+    """The random numbers of one row: ``u`` in [0, 1), float64, the same whatever its neighbours do."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def take(self, n: int) -> Tensor:
+        """``n`` uniform draws [n] on the CPU."""
+        return torch.rand(n, generator=self._generator, dtype=torch.float64)

@@ -1,0 +1,291 @@
+"""A causal language model with a KV cache that can be rolled back: the target, and the draft of ``draft-model``.
+
+B rows decode together, each with its own length. Slot s of a row's cache holds its token at position s, so a row is
+rolled back by moving its length: what lies behind it is masked, and overwritten by the next pass. Buffers grow in
+buckets, and attention only ever reads up to the longest row, so the allocated size changes nothing that is computed.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+BUCKET = 256
+"""Cache buffers grow to a multiple of this many tokens."""
+PREFILL_CHUNK = 1024
+"""Prompt tokens per forward pass: bounds the memory of a long prompt's mask and logits."""
+
+
+class Runner(Protocol):
+    """What the engine and the proposers ask of a model. Tests put tables in its place.
+
+    ``lengths[b]`` is the number of row b's tokens that are in the cache.
+    """
+
+    vocab_size: int
+    context: int
+    device: str
+    lengths: list[int]
+
+    def reset(self, batch: int) -> None:
+        """Forget everything and start ``batch`` empty rows."""
+
+    def forward(
+        self,
+        ids: Tensor,
+        counts: Sequence[int] | None = None,
+        *,
+        last: bool = False,
+        parents: Sequence[int | None] | None = None,
+    ) -> Tensor:
+        """Append ids [B, T] behind each row and return logits [B, T, V] of all positions.
+
+        ``counts`` gives the real tokens of each row (the rest is padding on the right, default T). ``last`` returns
+        [B, 1, V] instead: each row's last real position. ``parents`` (T - 1 entries, only with B = 1) makes ids[1:] a
+        tree below ids[0].
+        """
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        """Shorten every row to ``lengths``; never lengthens."""
+
+    def keep_path(self, row: int, start: int, nodes: Sequence[int]) -> None:
+        """Keep tree nodes: move the tokens ``start + n`` for n in ``nodes`` to ``start``, ``start + 1``, ..."""
+
+
+@dataclass
+class _Plan:
+    """Where the pass that is running writes its keys and values."""
+
+    start: int = 0
+    width: int = 0
+    slots: Tensor | None = None
+    """[B, T] slots when rows differ in length, else None (all rows write at ``start``)."""
+    end: int = 0
+
+
+class _Layer(CacheLayerMixin):
+    """One layer's buffers [B, heads, capacity, head_dim]; reads are views of what exists."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, plan: _Plan) -> None:
+        super().__init__()
+        self.plan = plan
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self._reserve(key_states, value_states, BUCKET)
+        self.is_initialized = True
+
+    def _reserve(self, key: Tensor, value: Tensor, tokens: int) -> None:
+        capacity = -(-tokens // BUCKET) * BUCKET
+        batch, heads = key.shape[:2]
+        keys = key.new_zeros((batch, heads, capacity, key.shape[3]))
+        values = value.new_zeros((batch, heads, capacity, value.shape[3]))
+        if self.keys is not None and self.values is not None:
+            keys[:, :, : self.keys.shape[2]] = self.keys
+            values[:, :, : self.values.shape[2]] = self.values
+        self.keys, self.values = keys, values
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if self.keys is None or self.keys.shape[2] < self.plan.end:
+            self._reserve(key_states, value_states, max(self.plan.end, BUCKET))
+            self.is_initialized = True
+        assert self.keys is not None
+        assert self.values is not None
+        plan = self.plan
+        if plan.slots is None:
+            self.keys[:, :, plan.start : plan.start + plan.width] = key_states
+            self.values[:, :, plan.start : plan.start + plan.width] = value_states
+        else:
+            index = plan.slots[:, None, :, None]
+            self.keys.scatter_(2, index.expand_as(key_states), key_states)
+            self.values.scatter_(2, index.expand_as(value_states), value_states)
+        return self.keys[:, :, : plan.end], self.values[:, :, : plan.end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.plan.end, 0
+
+    def get_seq_length(self) -> int:
+        return self.plan.start
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def move(self, row: int, sources: Tensor, start: int) -> None:
+        """Copy slots ``sources`` of a row to ``start``, ``start + 1``, ..."""
+        if self.keys is None or self.values is None:
+            return
+        n = sources.shape[0]
+        self.keys[row, :, start : start + n] = self.keys[row, :, sources]
+        self.values[row, :, start : start + n] = self.values[row, :, sources]
+
+
+@dataclass
+class KVCache:
+    """The buffers of all layers; early exit shares the target's."""
+
+    layers: int
+    plan: _Plan = field(default_factory=_Plan)
+
+    def __post_init__(self) -> None:
+        self.rows = [_Layer(self.plan) for _ in range(self.layers)]
+        self.cache = Cache(layers=list(self.rows))
+
+    def clear(self) -> None:
+        """Drop the buffers' content by position only; a changed batch size drops the buffers."""
+        for layer in self.rows:
+            layer.keys = layer.values = None
+            layer.is_initialized = False
+
+
+class ModelRunner:
+    """A transformers causal model behind ``Runner``: the generic path, for any architecture with plain attention."""
+
+    path = "eager"
+    """Which implementation computes the passes; recorded in every run."""
+
+    def __init__(self, model: Any, *, context: int, device: str, shared: KVCache | None = None) -> None:
+        self.model = model
+        self.context = context
+        self.device = device
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.lengths: list[int] = []
+        self.kv = shared or KVCache(int(model.config.get_text_config().num_hidden_layers))
+        # Newer transformers call the argument "cache", older ones "past_key_values".
+        self._cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        self._batch = 0
+
+    def reset(self, batch: int) -> None:
+        if batch != self._batch:
+            self.kv.clear()
+            self._batch = batch
+        self.lengths = [0] * batch
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        ids: Tensor,
+        counts: Sequence[int] | None = None,
+        *,
+        last: bool = False,
+        parents: Sequence[int | None] | None = None,
+    ) -> Tensor:
+        batch, total = ids.shape
+        counts = [total] * batch if counts is None else list(counts)
+        if total > PREFILL_CHUNK and last:
+            return self._in_chunks(ids, counts)
+        positions, mask = self._prepare(batch, total, parents)
+        # Rows of different length end in different columns; the head computes each of those columns once.
+        ends = sorted({max(count - 1, 0) for count in counts})
+        output = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=True,
+            logits_to_keep=torch.tensor(ends, device=self.device) if last else 0,
+            **{self._cache_name: self.kv.cache},
+        )
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        if not last:
+            return output.logits
+        if len(ends) == 1:
+            return output.logits
+        column = torch.tensor([ends.index(max(count - 1, 0)) for count in counts], device=self.device)
+        return output.logits[torch.arange(batch, device=self.device), column][:, None]
+
+    def _in_chunks(self, ids: Tensor, counts: list[int]) -> Tensor:
+        """A long prompt, PREFILL_CHUNK columns at a time; keeps each row's logits from the chunk it ends in."""
+        result: Tensor | None = None
+        for start in range(0, ids.shape[1], PREFILL_CHUNK):
+            part = ids[:, start : start + PREFILL_CHUNK]
+            here = [min(max(count - start, 0), part.shape[1]) for count in counts]
+            logits = self.forward(part, here, last=True)
+            if result is None:
+                result = logits
+            else:
+                alive = torch.tensor([count > 0 for count in here], device=self.device)
+                result = torch.where(alive[:, None, None], logits, result)
+        assert result is not None
+        return result
+
+    def _prepare(self, batch: int, width: int, parents: Sequence[int | None] | None) -> tuple[Tensor, Tensor | None]:
+        """Positions [B, T], the boolean mask [B, 1, T, S] (None where plain causality says it), and the write plan."""
+        plan = self.kv.plan
+        start = max(self.lengths)
+        level = min(self.lengths) == start
+        plan.start, plan.width, plan.end, plan.slots = start, width, start + width, None
+        ahead = torch.arange(width, device=self.device)
+        lengths = torch.tensor(self.lengths, device=self.device)
+        positions = lengths[:, None] + ahead
+        if parents is not None:
+            return self._prepare_tree(start, width, parents)
+        if level and (start == 0 or width == 1):
+            return positions, None
+        if not level:
+            plan.slots = positions
+        slots = torch.arange(plan.end, device=self.device)
+        return positions, slots <= positions[:, None, :, None]
+
+    def _prepare_tree(self, start: int, width: int, parents: Sequence[int | None]) -> tuple[Tensor, Tensor]:
+        if len(self.lengths) != 1:
+            raise ValueError("trees are decoded one row at a time")
+        sees = torch.zeros(width, start + width, dtype=torch.bool)
+        sees[:, : start + 1] = True
+        depths = [0]
+        for node, parent in enumerate(parents, start=1):
+            above = 0 if parent is None else parent + 1
+            sees[node, start:] |= sees[above, start:]
+            sees[node, start + node] = True
+            depths.append(depths[above] + 1)
+        positions = torch.tensor([depths], device=self.device) + start
+        return positions, sees[None, None].to(self.device)
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        for row, length in enumerate(lengths):
+            if length > self.lengths[row]:
+                raise ValueError(f"row {row} has {self.lengths[row]} tokens and cannot be rolled back to {length}")
+        self.lengths = list(lengths)
+
+    def keep_path(self, row: int, start: int, nodes: Sequence[int]) -> None:
+        sources = torch.tensor([start + node for node in nodes], dtype=torch.long, device=self.device)
+        if len(nodes) and list(nodes) != list(range(len(nodes))):
+            for layer in self.kv.rows:
+                layer.move(row, sources, start)
+        self.lengths[row] = start + len(nodes)
+
+
+def first_layers(runner: ModelRunner, layers: int) -> ModelRunner:
+    """The target's first ``layers`` layers plus its norm and head, as a model on the target's own cache.
+
+    Shares every weight: only the module list is shorter. Raises ValueError where the model cannot be cut.
+    """
+    model = runner.model
+    inner = getattr(model, "model", None)
+    stack = getattr(inner, "layers", None)
+    if inner is None or stack is None:
+        raise ValueError("its layers are not where early exit expects them")
+    total = len(stack)
+    if not 1 <= layers < total:
+        raise ValueError(f"it has {total} layers: exit after 1 to {total - 1}")
+    short_inner = copy.copy(inner)
+    short_inner._modules = dict(inner._modules)
+    short_inner._modules["layers"] = stack[:layers]
+    short_inner.config = copy.copy(inner.config)
+    short_inner.config.num_hidden_layers = layers
+    short = copy.copy(model)
+    short._modules = dict(model._modules)
+    short._modules["model"] = short_inner
+    exit_runner = ModelRunner(short, context=runner.context, device=runner.device, shared=runner.kv)
+    exit_runner.lengths = runner.lengths
+    exit_runner._batch = runner._batch
+    return exit_runner
