@@ -1,0 +1,46 @@
+"""The page's own CSS and JavaScript, inlined into the head, so that nothing is fetched and no folder is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
+
+SCRIPTS = (
+    "base",
+    "model",
+    "store",
+    "marks",
+    "answer",
+    "ladder",
+    "why",
+    "numbers",
+    "race",
+    "scrubber",
+    "compare",
+    "address",
+    "mount",
+)
+"""In order of need: each file uses only what stands before it."""
+
+STYLES = ("tokens", "gradio", "redline")
+
+
+def _read(folder: str, name: str) -> str:
+    text = (ASSETS / folder / f"{name}.{folder}").read_text(encoding="utf-8")
+    for tag in ("</script", "</style", "<!--"):
+        if tag in text.lower():
+            raise ValueError(f"assets/{folder}/{name}.{folder} holds {tag!r}, which would end the element it stands in")
+    return text
+
+
+def styles() -> str:
+    """All of ``assets/css`` as one text."""
+    return "\n".join(_read("css", name) for name in STYLES)
+
+
+def head_html() -> str:
+    """For ``launch(head=...)``: styles and scripts of the stage, inline. Loads nothing from anywhere."""
+    parts = [f"<style>\n{styles()}\n</style>"]
+    parts += [f"<script>\n{_read('js', name)}\n//# sourceURL=redline/{name}.js\n</script>" for name in SCRIPTS]
+    return "\n".join(parts)
