@@ -25,7 +25,9 @@ def note(text: str, kind: Kind = "info", fraction: float | None = None) -> str:
             f'<span class="rl-bar" role="progressbar" aria-valuemin="0" aria-valuemax="100" aria-valuenow="{share}">'
             f'<span style="width:{share}%"></span></span>'
         )
-    return f'<div class="rl-note rl-note-{kind}" role="{role}">{sign}<span>{html.escape(sentence(text))}</span>{bar}</div>'
+    return (
+        f'<div class="rl-note rl-note-{kind}" role="{role}">{sign}<span>{html.escape(sentence(text))}</span>{bar}</div>'
+    )
 
 
 def sentence(text: str) -> str:

@@ -310,4 +310,3 @@ class ModelService:
                 self.unsaved[run.id] = (run, active.saver.label)
         except Exception:
             log.exception("a run that was left could not be closed")
-

@@ -1,0 +1,71 @@
+/* Small things of the page around the views: downloads, addresses of the tabs, keys, light and dark. */
+(() => {
+  const shell = (window.RedlineShell = window.RedlineShell || {});
+
+  /** Save a text as a file; `payload` is JSON {name, type, text} that our own server sent. */
+  shell.download = (payload) => {
+    if (!payload) return;
+    let file;
+    try {
+      file = JSON.parse(payload);
+    } catch {
+      return;
+    }
+    const url = URL.createObjectURL(new Blob([file.text], { type: `${file.type};charset=utf-8` }));
+    const link = document.createElement("a");
+    link.href = url;
+    link.download = file.name;
+    document.body.append(link);
+    link.click();
+    link.remove();
+    setTimeout(() => URL.revokeObjectURL(url), 10000);
+  };
+
+  /** Each tab has its address; the Playground's own (run, step, token) and Compare's (ids) are kept while one is away. */
+  const kept = { playground: "", compare: "" };
+  const shared = new URLSearchParams(location.search);
+  const extra = (params) => {
+    for (const [key, value] of shared) if (key.startsWith("__")) params.set(key, value);
+    const text = params.toString();
+    return location.pathname + (text ? "?" + text : "");
+  };
+  const setAddress = (params) => history.replaceState(history.state, "", extra(params));
+  const current = () => new URLSearchParams(location.search);
+  let tab = current().has("compare") ? "compare" : current().get("tab") || "playground";
+
+  shell.tabSelected = (id) => {
+    if (id === tab) return;
+    if (tab in kept) kept[tab] = location.search;
+    tab = id;
+    if (id in kept && kept[id]) setAddress(new URLSearchParams(kept[id]));
+    else setAddress(new URLSearchParams(id === "playground" ? {} : { tab: id }));
+  };
+
+  shell.compareAddress = (ids) => {
+    const params = new URLSearchParams();
+    params.set("compare", ids);
+    const address = extra(params).replaceAll("%2C", ",");
+    if (tab === "compare") history.replaceState(history.state, "", address);
+    else kept.compare = "?" + address.split("?")[1];
+  };
+
+  /** Ctrl+Enter (or Cmd+Enter) in the prompt runs it. */
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+    const inPrompt = event.target instanceof Element && event.target.closest("#rl-left");
+    const run = document.querySelector("button#rl-run, #rl-run button");
+    if (inPrompt && run && !run.disabled) {
+      event.preventDefault();
+      run.click();
+    }
+  });
+
+  shell.toggleTheme = () => {
+    const dark = document.body.classList.toggle("dark");
+    try {
+      localStorage.setItem("redline-theme", dark ? "dark" : "light");
+    } catch {
+      /* a browser that keeps nothing still switches */
+    }
+  };
+})();

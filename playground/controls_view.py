@@ -1,0 +1,224 @@
+"""The left column: the controls as Gradio components, and what greys them out.
+
+Names and order are those of ``controls.CONTROLS``; what may be combined with what is decided there, not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+
+from decoder import catalog
+from decoder.request import GenerationRequest
+from playground.controls import CONTROLS, excluded, from_request
+from playground.example_prompts import EXAMPLES, Example
+from playground.pairs import draft_choices
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+MODES = (("chat", "chat"), ("raw text", "raw"))
+SYSTEM_MODES = (("the model's own default", "default"), ("an empty one", "empty"), ("my own", "own"))
+_GATED = (
+    "system_mode",
+    "system_prompt",
+    "draft",
+    "k",
+    "ngram_min",
+    "ngram_max",
+    "prediction",
+    "exit_layer",
+    "top_k",
+    "top_p",
+    "min_p",
+    "baseline",
+)
+"""Controls that others can exclude, in the order of ``gate``'s updates."""
+_LABELS = {
+    "system_mode": "System prompt",
+    "system_prompt": "My system prompt",
+    "draft": "Draft",
+    "k": "Draft length k",
+    "ngram_min": "Shortest n-gram",
+    "ngram_max": "Longest n-gram",
+    "prediction": "Expected text",
+    "exit_layer": "Exit layer (0: a quarter of the layers)",
+    "top_k": "Top-k (0: off)",
+    "top_p": "Top-p (1: off)",
+    "min_p": "Min-p (0: off)",
+    "baseline": "Also run the baseline",
+}
+_HIDDEN_UNLESS_USED = {"draft", "ngram_min", "ngram_max", "prediction", "exit_layer"}
+"""Only one proposer uses these: they are shown with it and nowhere else."""
+
+
+def proposer_choices() -> list[tuple[str, str]]:
+    """Proposers grouped by family, as label and name."""
+    entries = sorted(catalog.proposers(), key=lambda e: [p.family for p in catalog.proposers()].index(e.family))
+    return [(f"{e.title}" if e.name == "none" else f"{e.title} · {e.family}", e.name) for e in entries]
+
+
+def proposer_sentence(name: Any) -> str:
+    """One sentence on a proposer, and what it needs."""
+    entry = next((e for e in catalog.proposers() if e.name == name), None)
+    if entry is None:
+        return ""
+    return entry.sentence if entry.needs in ("", "nothing") else f"{entry.sentence} Needs {entry.needs}."
+
+
+def target_choices() -> list[tuple[str, str]]:
+    """Named targets with their size; a target that is not here says how it comes."""
+    return [
+        (entry.name if entry.present else f"{entry.name} (download, {entry.size_mb:,} MB)", entry.name)
+        for entry in catalog.targets()
+    ]
+
+
+class ControlsView:
+    """Builds the controls where it is called; ``parts`` maps their names to the components."""
+
+    def __init__(self, initial: GenerationRequest) -> None:
+        values = from_request(initial)
+        self.parts: dict[str, Any] = {}
+        drafts, self.draft_note_text = draft_choices(initial.target, values["draft"])
+        self._build_prompt(values)
+        self._build_proposer(values, drafts)
+        self._build_sampling(values)
+
+    @property
+    def ordered(self) -> list[Any]:
+        """Components in the order of ``CONTROLS``."""
+        return [self.parts[name] for name in CONTROLS]
+
+    @property
+    def gated(self) -> list[Any]:
+        """Outputs of ``gate``."""
+        return [*(self.parts[name] for name in _GATED), self.proposer_line]
+
+    def _build_prompt(self, values: Mapping[str, Any]) -> None:
+        put = self.parts
+        put["prompt"] = gr.Textbox(
+            values["prompt"], label="Prompt", lines=4, max_lines=14, elem_id="rl-prompt", placeholder="Ask something"
+        )
+        with gr.Row(elem_classes="rl-chip-row"):
+            self.examples: list[tuple[gr.Button, Example]] = [
+                (gr.Button(e.title, size="sm", elem_classes="rl-chip-button", min_width=40), e) for e in EXAMPLES
+            ]
+        put["target"] = gr.Dropdown(
+            target_choices(),
+            value=values["target"],
+            label="Target",
+            info="Pick one, or type a Hugging Face id, a folder or a .gguf file.",
+            allow_custom_value=True,
+            elem_id="rl-target",
+        )
+
+    def _build_proposer(self, values: Mapping[str, Any], drafts: list[tuple[str, str]]) -> None:
+        put = self.parts
+        put["proposer"] = gr.Dropdown(
+            proposer_choices(), value=values["proposer"], label="Proposer: who drafts", elem_id="rl-proposer"
+        )
+        self.proposer_line = gr.HTML(_help(proposer_sentence(values["proposer"])), elem_classes="rl-help")
+        first = excluded(values, has_drafts=bool(drafts))
+
+        def gate(name: str) -> dict[str, Any]:
+            return _gate_settings(name, first)
+
+        put["draft"] = gr.Dropdown(
+            drafts, value=values["draft"], allow_custom_value=True, elem_id="rl-draft", **gate("draft")
+        )
+        self.draft_line = gr.HTML(_help(self.draft_note_text), elem_classes="rl-help", elem_id="rl-draft-note")
+        with gr.Row():
+            put["ngram_min"] = gr.Number(values["ngram_min"], minimum=1, maximum=64, precision=0, **gate("ngram_min"))
+            put["ngram_max"] = gr.Number(values["ngram_max"], minimum=1, maximum=64, precision=0, **gate("ngram_max"))
+        put["prediction"] = gr.Textbox(
+            values["prediction"], lines=4, max_lines=12, elem_id="rl-prediction", **gate("prediction")
+        )
+        put["exit_layer"] = gr.Number(values["exit_layer"], minimum=0, precision=0, **gate("exit_layer"))
+        put["k"] = gr.Slider(1, max(16, values["k"]), values["k"], step=1, elem_id="rl-k", **gate("k"))
+
+    def _build_sampling(self, values: Mapping[str, Any]) -> None:
+        put = self.parts
+        first = excluded(values)
+
+        def gate(name: str) -> dict[str, Any]:
+            return _gate_settings(name, first)
+
+        put["temperature"] = gr.Slider(
+            0, 2, values["temperature"], step=0.05, label="Temperature (0: greedy)", elem_id="rl-temperature"
+        )
+        with gr.Row():
+            put["max_new_tokens"] = gr.Number(
+                values["max_new_tokens"], label="Max new tokens", minimum=1, precision=0, elem_id="rl-max-tokens"
+            )
+            put["seed"] = gr.Number(values["seed"], label="Seed", minimum=0, precision=0, elem_id="rl-seed")
+        with gr.Accordion("More settings", open=False, elem_id="rl-more"):
+            put["mode"] = gr.Radio(MODES, value=values["mode"], label="The prompt is", elem_id="rl-mode")
+            put["system_mode"] = gr.Dropdown(SYSTEM_MODES, value=values["system_mode"], **gate("system_mode"))
+            put["system_prompt"] = gr.Textbox(values["system_prompt"], lines=2, max_lines=8, **gate("system_prompt"))
+            with gr.Row():
+                put["top_k"] = gr.Number(values["top_k"], minimum=0, precision=0, **gate("top_k"))
+                put["top_p"] = gr.Number(values["top_p"], minimum=0, maximum=1, step=0.05, **gate("top_p"))
+                put["min_p"] = gr.Number(values["min_p"], minimum=0, maximum=1, step=0.05, **gate("min_p"))
+            with gr.Row():
+                put["repetition_penalty"] = gr.Number(
+                    values["repetition_penalty"], label="Repetition penalty (1: off)", step=0.1
+                )
+                put["presence_penalty"] = gr.Number(
+                    values["presence_penalty"], label="Presence penalty (0: off)", step=0.1
+                )
+                put["frequency_penalty"] = gr.Number(
+                    values["frequency_penalty"], label="Frequency penalty (0: off)", step=0.1
+                )
+            put["stop"] = gr.Textbox(
+                values["stop"], label="Stop strings", info="One a line; \\n is a new line.", lines=1, max_lines=6
+            )
+            put["stop_ids"] = gr.Textbox(values["stop_ids"], label="Stop token ids", lines=1, max_lines=2)
+            put["logit_bias"] = gr.Textbox(
+                values["logit_bias"], label="Logit bias", info="One “token id: bias” a line.", lines=1, max_lines=6
+            )
+            put["ignore_eos"] = gr.Checkbox(values["ignore_eos"], label="Go on behind the end-of-text token")
+            with gr.Row():
+                put["dtype"] = gr.Dropdown(
+                    list(DTYPES), value=values["dtype"], label="Number format", info="float32 for exact comparisons."
+                )
+                put["device"] = gr.Dropdown(list(DEVICES), value=values["device"], label="Device")
+        put["baseline"] = gr.Checkbox(values["baseline"], elem_id="rl-baseline", **gate("baseline"))
+
+
+def gate(values: Mapping[str, Any], *, has_drafts: bool) -> list[Any]:
+    """Updates for ``ControlsView.gated`` after a control changed."""
+    reasons = excluded(values, has_drafts=has_drafts)
+    updates: list[Any] = [gr.update(**_gate_settings(name, reasons)) for name in _GATED]
+    return [*updates, _help(proposer_sentence(values.get("proposer")))]
+
+
+def _gate_settings(name: str, reasons: Mapping[str, str | None]) -> dict[str, Any]:
+    reason = reasons.get(name)
+    settings: dict[str, Any] = {
+        "label": _LABELS[name] if name != "baseline" or not reason else f"{_LABELS[name]} ({reason})",
+        "interactive": reason is None or (name == "draft" and not reason.startswith("only for")),
+    }
+    if name != "baseline":
+        settings["info"] = _sentence(reason) if reason else _INFO.get(name, "")
+    if name in _HIDDEN_UNLESS_USED:
+        settings["visible"] = not (reason or "").startswith("only for")
+    return settings
+
+
+_INFO = {
+    "k": "Tokens written ahead in each step.",
+    "prediction": "The text that you expect the answer to contain.",
+    "draft": "A smaller model with the target's vocabulary.",
+}
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."
+
+
+def _help(text: str) -> str:
+    import html
+
+    return html.escape(text)

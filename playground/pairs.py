@@ -1,0 +1,55 @@
+"""Which drafts can be offered for a target, and why the others cannot."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+from decoder import catalog
+from decoder.errors import RedlineError
+
+log = logging.getLogger(__name__)
+
+
+@functools.lru_cache(maxsize=256)
+def misfit(target: str, draft: str) -> str | None:
+    """The first reason why ``draft`` does not fit ``target``, None when it fits. Loads tokenizers and configs only."""
+    from decoder.compat import check_pair
+
+    try:
+        reasons = check_pair(target, draft)
+    except RedlineError as error:
+        return str(error)
+    except Exception as error:
+        log.exception("checking %s against %s failed", draft, target)
+        return f"it could not be read ({type(error).__name__})"
+    return reasons[0] if reasons else None
+
+
+def draft_choices(target: str, chosen: str | None = None, *, check: bool = False) -> tuple[list[tuple[str, str]], str]:
+    """Drafts to offer for ``target`` as label and name, and a line on those that are not offered.
+
+    Without ``check`` only drafts that were made for the target are offered, which needs no file to be read. With it
+    every draft that is here is checked against the target, and one that does not fit is named with the reason.
+    """
+    offered: list[tuple[str, str]] = []
+    left_out: list[str] = []
+    for entry in catalog.drafts():
+        label = f"{entry.name} ({entry.size_mb:,} MB)"
+        if not entry.present:
+            if entry.fits == target:
+                offered.append((f"{entry.name} (download, {entry.size_mb:,} MB)", entry.name))
+            continue
+        if not check:
+            if entry.fits == target:
+                offered.append((label, entry.name))
+            continue
+        reason = misfit(target, entry.name)
+        if reason is None:
+            offered.append((label, entry.name))
+        else:
+            left_out.append(f"{entry.name}: {reason}")
+    names = [name for _, name in offered]
+    if chosen and chosen not in names:
+        offered.append((chosen, chosen))
+    return offered, ("Not offered, because it does not fit: " + "; ".join(left_out) + ".") if left_out else ""

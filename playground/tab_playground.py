@@ -1,0 +1,206 @@
+"""The Playground: a prompt goes in, the edit becomes visible."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import gradio as gr
+
+from decoder.errors import RedlineError
+from decoder.request import GenerationRequest
+from playground.authors import author_of
+from playground.control_rules import wire_rules
+from playground.controls import CONTROLS, from_request, to_request
+from playground.controls_view import ControlsView
+from playground.deeplinks import View, is_run_id
+from playground.downloads import Download
+from playground.example_prompts import EXAMPLES, Example
+from playground.history_view import export_name
+from playground.notes import note, people_before
+from playground.playing import Ticket, frames
+from playground.queue_position import people_ahead
+from playground.saving import Label
+from playground.service import plan_run
+from playground.shell import LIGHT, MODEL_WORK, QUICK, Shell, TabSpec
+from playground.stage import Stage
+from playground.stored_view import show_example, show_stored
+
+ID = "playground"
+
+
+def start_request(target: str) -> GenerationRequest:
+    """What the controls hold at first: the shipped draft if there is one, else n-gram lookup."""
+    from decoder import catalog
+
+    draft = catalog.default_draft(target)
+    return GenerationRequest(
+        prompt=EXAMPLES[0].prompt,
+        target=target,
+        proposer="draft-model" if draft else "ngram",
+        draft=draft,
+        max_new_tokens=96,
+    )
+
+
+class PlaygroundTab:
+    """Controls at the left, what happened in the centre, why at the right."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+        self.service = shell.service
+        self.stage = Stage()
+
+    # --- layout -----------------------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Make the components."""
+        with gr.Row(elem_id="rl-columns", elem_classes="rl-columns"):
+            with gr.Column(scale=3, min_width=260, elem_id="rl-left", elem_classes="rl-left rl-card"):
+                self.controls = ControlsView(start_request(self.shell.default_target))
+                self.note = gr.HTML("", elem_id="rl-note", elem_classes="rl-note-line")
+                with gr.Row(elem_classes="rl-run-row"):
+                    self.run = gr.Button("Run", variant="primary", elem_id="rl-run", elem_classes="rl-run")
+                    self.stop = gr.Button("Stop", elem_id="rl-stop", elem_classes="rl-stop", interactive=False)
+                with gr.Row(visible=False, elem_id="rl-unsaved") as self.unsaved:
+                    self.save_again = gr.Button("Try to save again", size="sm")
+                    self.keep_file = gr.Button("Download this run", size="sm")
+            with gr.Column(scale=7, min_width=320, elem_id="rl-centre", elem_classes="rl-centre"):
+                self.caption = gr.HTML("", elem_id="rl-caption", elem_classes="rl-caption")
+                self.stage.build_centre()
+            with gr.Column(scale=4, min_width=280, elem_id="rl-right", elem_classes="rl-right"):
+                self.stage.build_right()
+        self.download = Download("rl-playground-download")
+        self.ticket = gr.State(None)
+        self.shown_id = gr.State(None)
+        self.waiting = gr.Timer(0.6, active=False)
+        self.load_outputs: list[Any] = [self.stage.feed, self.caption, self.note]
+
+    @property
+    def stage_outputs(self) -> list[Any]:
+        """Feed, caption and note: the outputs of ``show_stored``."""
+        return [self.stage.feed, self.caption, self.note]
+
+    @property
+    def ticket_outputs(self) -> list[Any]:
+        """The outputs of ``accept``."""
+        return [self.note, self.ticket, self.run, self.stop, self.waiting]
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def wire(self) -> None:
+        """Connect controls, run and stop."""
+        wire_rules(self.controls)
+        parts = self.controls.parts
+        for button, example in self.controls.examples:
+            button.click(
+                partial(_use_example, example), None, [parts["prompt"], parts["prediction"], parts["mode"]], **QUICK
+            )
+        self.run.click(self.start, [self.shell.header.name, *self.controls.ordered], self.ticket_outputs, **LIGHT)
+        self.ticket.change(
+            self.play,
+            self.ticket,
+            [
+                self.stage.feed,
+                self.note,
+                self.caption,
+                self.run,
+                self.stop,
+                self.waiting,
+                self.unsaved,
+                self.shown_id,
+            ],
+            **MODEL_WORK,
+        )
+        self.stop.click(self.stop_run, None, [self.note, self.stop], **QUICK)
+        self.waiting.tick(self.tell_place, None, self.note, **QUICK)
+        self.save_again.click(self.try_saving, self.shown_id, [self.note, self.unsaved], **QUICK)
+        self.download.wire(self.keep_file, self.unsaved_file, self.shown_id, self.note)
+
+    def start(self, request: gr.Request, typed: str, *values: Any) -> tuple[Any, ...]:
+        """A click on Run: everything is checked now, so that a mistake is answered at once and never waits."""
+        held = dict(zip(CONTROLS, values, strict=True))
+        try:
+            wanted = to_request(held)
+        except RedlineError as error:
+            return note(str(error), "error"), gr.skip(), gr.skip(), gr.skip(), gr.skip()
+        label = Label(author=author_of(request.username, typed))
+        return self.accept(Ticket(tuple(plan_run(wanted, baseline=bool(held["baseline"]))), label))
+
+    def accept(self, ticket: Ticket) -> tuple[Any, ...]:
+        """Updates for ``ticket_outputs``: the ticket is taken, its turn will come."""
+        buttons = (gr.update(interactive=False), gr.update(interactive=True))
+        return (note("starting", "busy"), ticket, *buttons, gr.Timer(active=True))
+
+    def play(self, ticket: Ticket | None, request: gr.Request) -> Iterator[tuple[Any, ...]]:
+        """The run itself, as frames of at most 15 a second."""
+        if ticket is None:
+            return
+        stop = self.service.begin(request.session_hash or "")
+        skip = gr.skip()
+        yield skip, note("starting", "busy"), skip, skip, skip, gr.Timer(active=False), gr.update(visible=False), None
+        for frame in frames(ticket, self.service.execute(ticket.plan, ticket.label, stop)):
+            line = note(frame.text, frame.kind, frame.fraction)
+            value, caption = (skip, skip) if frame.feed is None else (frame.feed, "")
+            if not frame.finished:
+                yield value, line, caption, skip, skip, skip, skip, skip
+                continue
+            buttons = (gr.update(interactive=True), gr.update(interactive=False))
+            shown = frame.run.id if frame.run else None
+            yield value, line, caption, *buttons, skip, gr.update(visible=frame.unsaved), shown
+
+    def stop_run(self, request: gr.Request) -> tuple[Any, Any]:
+        """A click on Stop."""
+        heard = self.service.stop(request.session_hash or "")
+        return note("stopping after this step" if heard else "nothing is running"), gr.update(interactive=False)
+
+    def tell_place(self, request: gr.Request) -> Any:
+        """While the run waits in the queue: how many are before it."""
+        before = people_ahead(self.shell.demo, request.session_hash)
+        return gr.skip() if before is None else note("Waiting. " + people_before(before), "busy")
+
+    def try_saving(self, run_id: str | None) -> tuple[Any, Any]:
+        """Save a run that the database refused."""
+        if not is_run_id(run_id):
+            return gr.skip(), gr.skip()
+        problem = self.service.save_again(str(run_id))
+        if problem:
+            return note(f"still not saved: {problem}", "error"), gr.skip()
+        return note("saved", "good"), gr.update(visible=False)
+
+    def unsaved_file(self, run_id: str | None) -> tuple[str, str]:
+        """File name and text of a run that is not in the database."""
+        held = self.service.unsaved.get(str(run_id))
+        if held is None:
+            raise RedlineError("this run is saved: export it from History")
+        return export_name([held[0].id], "json"), json.dumps(held[0].to_json(), ensure_ascii=False)
+
+    # --- what other tabs and addresses show here --------------------------------------------------------------
+
+    def show(self, run_id: Any) -> tuple[Any, Any, Any]:
+        """Values for ``stage_outputs``: a stored run to replay."""
+        return show_stored(self.shell.store, run_id)
+
+    def fill(self, request: GenerationRequest) -> list[Any]:
+        """Values for the controls, in their order, that lead to ``request``."""
+        values = from_request(request)
+        values["k"] = gr.update(value=request.k, maximum=max(16, request.k))
+        return [values[name] for name in CONTROLS]
+
+    def on_load(self, view: View) -> list[Any]:
+        """The run that the address names; without one, the recorded example."""
+        line: Any = note(view.problem, "error") if view.problem and view.tab == ID else ""
+        if view.tab == ID and view.run_id:
+            feed, caption, line = self.show(view.run_id)
+            if isinstance(feed, str):
+                return [feed, caption, line]
+        return [*show_example(), line]
+
+
+def _use_example(example: Example) -> list[Any]:
+    return [example.prompt, example.settings.get("prediction", ""), "chat"]
+
+
+TAB = TabSpec(ID, "Playground", 10, PlaygroundTab)
