@@ -113,7 +113,7 @@ def export_runs(
             for piece in pieces:
                 _print(piece)
         else:
-            _write(Path(output), pieces)
+            _write(Path(output).resolve(), pieces)
             print(f"{len(chosen)} run{'s' * (len(chosen) != 1)} written to {one_line(output)}", file=sys.stderr)
 
 
@@ -121,6 +121,10 @@ def _write(path: Path, pieces: Iterable[str]) -> None:
     """Write beside the file and move it over, so that no half export is left behind."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        if path.exists() and not path.is_file():  # a device or a pipe; a folder refuses by itself
+            with path.open("w", encoding="utf-8", newline="") as file:
+                file.writelines(pieces)
+            return
         try:
             with beside.open("w", encoding="utf-8", newline="") as file:
                 file.writelines(pieces)
@@ -149,8 +153,8 @@ def import_runs(
     known: list[str] = []
     loaded = [(name, _read(name, limit)) for name in files]
     with open_store(db) as store:
-        for name, data in loaded:
-            found = _import(store, name, data, author, limit)
+        for number, (name, data) in enumerate(loaded):
+            found = _import(store, name, data, author, limit, before=number)
             new.extend(found[0])
             known.extend(found[1])
     if as_json:
@@ -160,12 +164,15 @@ def import_runs(
         _print(f"{len(new)} run{'s' * (len(new) != 1)} imported{already}\n")
 
 
-def _import(store: Store, name: str, data: bytes, author: str, limit: int) -> tuple[list[str], list[str]]:
+def _import(
+    store: Store, name: str, data: bytes, author: str, limit: int, *, before: int
+) -> tuple[list[str], list[str]]:
     source = "stdin" if name == "-" else Path(name).name
     try:
         ids = store.import_json(data, author=author, source=source, max_bytes=limit)
     except StorageError as error:
-        raise StorageError(f"{one_line(source, 100)}: {error}") from error
+        done = " (the files before it were imported)" if before else ""
+        raise StorageError(f"{one_line(source, 100)}: {error}{done}") from error
     return ids.new, ids.known
 
 
@@ -211,10 +218,6 @@ def main() -> int:
     """Run the command line; returns the exit code."""
     try:
         return app(standalone_mode=False) or 0
-    except BrokenPipeError:
-        # Whoever read our output has seen enough. Nothing may be flushed into the closed pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         return 130
     except typer.Abort:

@@ -76,8 +76,10 @@ def rebuild(run: Run) -> Run:
     return run.replace(
         output_ids=tuple(token.id for step in run.steps for token in step.emitted),
         text="".join(token.text for step in run.steps for token in step.emitted),
-        decode_ms=sum(step.draft_ms + step.verify_ms + step.overhead_ms for step in run.steps),
-        metrics=derive(run.steps),
+        decode_ms=sum((step.draft_ms + step.verify_ms + step.overhead_ms for step in run.steps), 0.0),
+        metrics={
+            name: finite(value) if isinstance(value, float) else value for name, value in derive(run.steps).items()
+        },
     )
 
 

@@ -59,7 +59,7 @@ class Database:
         self.engine.dispose()
 
 
-def open_database(url: str, *, create: bool = True, busy_timeout: float = 20.0) -> Database:
+def open_database(url: str, *, create: bool = True, busy_timeout: float = 10.0) -> Database:
     """Open, create or upgrade; raises a StorageError that says what is wrong with the address or the file."""
     parsed = parse_url(url)
     is_file = parsed.get_backend_name() == "sqlite" and not is_memory(parsed)

@@ -131,21 +131,13 @@ def _on_begin(connection: Connection) -> None:
 
 
 def _connect_read_only(path: str, busy_timeout: float) -> sqlite3.Connection:
-    address = "file:" + urllib.parse.quote(path)
-    connection = sqlite3.connect(f"{address}?mode=ro", uri=True, timeout=busy_timeout, check_same_thread=False)
-    try:
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError as error:
-        connection.close()
-        if _primary_code(error) not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
-            raise
-        # A WAL database at rest needs files beside it even to be read, and none can be made here. Without a journal
-        # nobody has it open, so that it may be read as it lies.
-        journal = Path(path + "-wal")
-        if journal.exists() and journal.stat().st_size > 0:
-            raise
-        return sqlite3.connect(f"{address}?immutable=1", uri=True, timeout=busy_timeout, check_same_thread=False)
-    return connection
+    # A plain read-only connection to a WAL database at rest would make a journal beside it, and leave it there under
+    # this user's name: in the way of the user who may write. Without a journal nobody has the database open, so that
+    # it may be read as it lies, for the short while of one call.
+    at_rest = not any(Path(path + suffix).exists() for suffix in ("-wal", "-journal"))
+    mode = "immutable=1" if at_rest else "mode=ro"
+    address = f"file:{urllib.parse.quote(path)}?{mode}"
+    return sqlite3.connect(address, uri=True, timeout=busy_timeout, check_same_thread=False)
 
 
 def use_wal(engine: Engine, busy_timeout: float) -> None:

@@ -25,6 +25,7 @@ Payloads = Sequence[tuple[int, str]]
 
 def insert_run(session: Session, run: Run, meta: RunMeta, payloads: Payloads, writer: Writer | None = None) -> None:
     """A new run with its steps; ``writer`` is who goes on writing it, None when it is complete as it stands."""
+    body = encode_body(run)
     if session.get(RunRow, run.id) is not None:
         raise StorageError(f"there is a run {run.id!r} in this database already")
     session.execute(
@@ -44,7 +45,7 @@ def insert_run(session: Session, run: Run, meta: RunMeta, payloads: Payloads, wr
         )
     )
     session.execute(
-        sa.insert(TraceRow).values(run_id=run.id, body=encode_body(run), final=writer is None, search=_search_text(run))
+        sa.insert(TraceRow).values(run_id=run.id, body=body, final=writer is None, search=_search_text(run))
     )
     insert_tags(session, run.id, meta.tags)
     insert_steps(session, run.id, payloads)
@@ -84,11 +85,10 @@ def insert_steps(session: Session, run_id: str, payloads: Payloads) -> None:
 
 def write_end(session: Session, run: Run, state: State) -> None:
     """The run as it ended; its steps are written already. Speed-ups that hang on it are measured anew."""
+    body = encode_body(run)
     session.execute(sa.update(RunRow).where(RunRow.id == run.id).values(state=state.value, **columns_of(run)))
     session.execute(
-        sa.update(TraceRow)
-        .where(TraceRow.run_id == run.id)
-        .values(body=encode_body(run), final=True, search=_search_text(run))
+        sa.update(TraceRow).where(TraceRow.run_id == run.id).values(body=body, final=True, search=_search_text(run))
     )
     refresh_speedup(session, run)
     refresh_dependents(session, run)
@@ -146,22 +146,31 @@ def tags_of(session: Session, run_ids: Iterable[str]) -> dict[str, tuple[str, ..
     return found
 
 
-def refresh_speedup(session: Session, run: Run) -> None:
-    """Measure the speed-up of ``run`` against its baseline, as far as that is here and complete."""
-    row = session.get(RunRow, run.baseline_id) if run.baseline_id else None
-    here = row is not None and row.state != State.RUNNING and row.id != run.id
-    _set_speedup(session, run, _load_sound(session, row) if here and row else None)
+def refresh_speedup(session: Session, run: Run, loaded: dict[str, Run] | None = None) -> None:
+    """Measure the speed-up of ``run`` against its baseline, as far as that is here and complete.
+
+    ``loaded`` holds runs that need not be read again; what is read is added to it.
+    """
+    loaded = {} if loaded is None else loaded
+    baseline = loaded.get(run.baseline_id or "")
+    if baseline is None and run.baseline_id:
+        row = session.get(RunRow, run.baseline_id)
+        if row is not None and row.state != State.RUNNING:
+            baseline = _load_sound(session, row)
+    if baseline is not None:
+        loaded[baseline.id] = baseline
+    _set_speedup(session, run, baseline if baseline is not None and baseline.id != run.id else None)
 
 
-def refresh_dependents(session: Session, baseline: Run) -> None:
-    """Measure the runs that name ``baseline``, which has just arrived or changed."""
+def refresh_dependents(session: Session, baseline: Run, skip: Collection[str] = ()) -> None:
+    """Measure the runs that name ``baseline``, which has just arrived or changed; those in ``skip`` are up to date."""
     rows = session.scalars(
         sa.select(RunRow).where(
             RunRow.baseline_id == baseline.id, RunRow.id != baseline.id, RunRow.state != State.RUNNING.value
         )
     ).all()
     for row in rows:
-        run = _load_sound(session, row)
+        run = None if row.id in skip else _load_sound(session, row)
         if run is not None:
             _set_speedup(session, run, baseline)
 

@@ -25,7 +25,7 @@ _CHUNK = 500
 """Ids per statement where many are changed at once."""
 
 
-def open_store(url: str = "sqlite:///redline.db", *, create: bool = True, busy_timeout: float = 20.0) -> Store:
+def open_store(url: str = "sqlite:///redline.db", *, create: bool = True, busy_timeout: float = 10.0) -> Store:
     """Open the database at ``url``; it is created (unless ``create`` is False) and upgraded as needed.
 
     ``busy_timeout``: seconds to wait while another process writes. Raises a StorageError with one sentence when the

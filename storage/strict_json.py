@@ -20,12 +20,8 @@ class _BadToken(Exception):
 
 def parse(data: str | bytes, *, max_bytes: int) -> Any:
     """The value of ``data``. Raises ImportRefused; size is looked at before anything is read."""
-    size = len(data)  # of a str: characters, which are at most as many as its bytes
-    if size > max_bytes:
-        raise ImportRefused(
-            f"the file has {size / 1e6:,.1f} MB: at most {max_bytes / 1e6:,.1f} MB are taken in; split it, or raise "
-            "the limit"
-        )
+    if len(data) > max_bytes:  # of a str: characters, which are at most as many as its bytes
+        raise ImportRefused(f"the file is larger than {max_bytes / 1e6:g} MB: split it, or raise the limit")
     text = _decode(data) if isinstance(data, bytes | bytearray) else data.removeprefix("\ufeff")
     if not text.strip():
         raise ImportRefused("the file is empty: it should hold runs as JSON")

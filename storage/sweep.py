@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from storage.codec import rebuild
 from storage.database import Database
-from storage.errors import DatabaseLocked, DatabaseReadOnly, StorageError
+from storage.errors import StorageError
 from storage.liveness import Writer, is_alive
 from storage.models import RunRow
 from storage.records import State
 from storage.rows import load_run, write_end
+
+log = logging.getLogger(__name__)
 
 
 def find_dead(session: Session) -> dict[str, str | None]:
@@ -46,7 +49,8 @@ def settle(database: Database) -> set[str]:
     try:
         for run_id, token in dead.items():
             interrupt(database, run_id, token)
-    except (DatabaseLocked, DatabaseReadOnly):
+    except StorageError as error:
+        log.info("interrupted runs could not be marked: %s", error)
         return set(dead)
     return set()
 
@@ -58,7 +62,7 @@ def interrupt(database: Database, run_id: str, token: str | None) -> None:
         if row is None or row.state != State.RUNNING or row.writer_token != token:
             return
         try:
-            run = rebuild(load_run(session, row))
+            run = load_run(session, row)
         except StorageError:  # damaged: it cannot be read, but it certainly does not run
             row.state = State.INTERRUPTED.value
             return

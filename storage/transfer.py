@@ -117,10 +117,11 @@ def take_in(
                 )
         for entry in fresh:
             insert_run(session, entry.run, entry.meta, entry.payloads)
+        loaded = {entry.run.id: entry.run for entry in fresh}
         for entry in fresh:
-            refresh_speedup(session, entry.run)
+            refresh_speedup(session, entry.run, loaded)
         for entry in fresh:
-            refresh_dependents(session, entry.run)
+            refresh_dependents(session, entry.run, skip=loaded)
     return ImportedIds([entry.run.id for entry in entries], known)
 
 

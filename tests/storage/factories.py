@@ -9,6 +9,7 @@ from typing import Any
 from decoder.metrics import derive
 from decoder.request import GenerationRequest, SamplingParams
 from decoder.trace import DraftToken, Emitted, FinishReason, Run, Source, Step, TopToken, Verdict
+from storage import Store
 
 _counter = itertools.count()
 
@@ -111,9 +112,33 @@ def complete(start: Run, steps: tuple[Step, ...], reason: FinishReason | None = 
         error="the logits are not numbers" if reason is FinishReason.ERROR else None,
         prefill_ms=12.5,
         ttft_ms=13.25 + 1 / 3,
-        decode_ms=sum(s.draft_ms + s.verify_ms + s.overhead_ms for s in steps),
+        decode_ms=sum((s.draft_ms + s.verify_ms + s.overhead_ms for s in steps), 0.0),
         metrics=derive(steps),
     )
+
+
+def bare(run: Run) -> Run:
+    """``run`` as it was when it began."""
+    return run.replace(
+        steps=(),
+        output_ids=(),
+        text="",
+        finish_reason=None,
+        error=None,
+        prefill_ms=0.0,
+        ttft_ms=0.0,
+        decode_ms=0.0,
+        metrics={},
+    )
+
+
+def keep(store: Store, run: Run, **label: Any) -> Run:
+    """Store ``run`` as the playground does: step by step."""
+    writer = store.start_run(bare(run), **label)
+    for step in run.steps:
+        writer.append([step])
+    writer.finish(run)
+    return run
 
 
 def make_run(
