@@ -19,7 +19,7 @@
     const options = { mode: "text", rejected: true, untested: true, whitespace: false, ...remembered() };
     const elements = new Map();
     const heading = h("h2.rl-title", { text: "Answer" });
-    const note = h("span.rl-note", { text: "as the editor left it" });
+    const note = h("span.rl-aside", { text: "as the editor left it" });
     const switcher = h("div.rl-switch", { role: "group", "aria-label": "Show the answer as" });
     const tools = h("div.rl-tools", { role: "group", "aria-label": "What to show" });
     const flow = h("div.rl-flow", { role: "listbox", "aria-label": "Answer, token by token", "aria-orientation": "horizontal", dir: "auto" });

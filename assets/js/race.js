@@ -30,7 +30,7 @@
     const axis = h("div.rl-axis.rl-num", { "aria-hidden": "true" });
     const words = h("p.rl-hint");
     const controls = h("div.rl-transport.rl-race-controls", { "data-own-keys": "" }, play, reset, slider, clock);
-    root.append(h("div.rl-head", {}, h("h2.rl-title", { text: "Race" }), h("span.rl-note", { text: "one clock" })), lanes, axis, controls, words);
+    root.append(h("div.rl-head", {}, h("h2.rl-title", { text: "Race" }), h("span.rl-aside", { text: "one clock" })), lanes, axis, controls, words);
 
     let tracks = [];
     let span = 1;

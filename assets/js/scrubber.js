@@ -24,8 +24,8 @@
     const speed = h("select.rl-speed", { "aria-label": "Speed of the replay", title: "Speed of the replay" },
       ...SPEEDS.map(([value, label]) => h("option", { value, text: label })));
     speed.value = "1";
-    const said = h("span.rl-hidden.rl-status-line", { "aria-live": "polite" });
-    const count = h("span.rl-note");
+    const said = h("span.rl-hidden.rl-said", { "aria-live": "polite" });
+    const count = h("span.rl-aside");
     const key = h("span.rl-key", { "aria-label": "Colours of the time bars" },
       ...["draft", "verify", "overhead"].map((part) => h("span", {}, h("i", { "data-part": part }), part)));
     root.append(h("div.rl-head", {}, h("h2.rl-title", { text: "Step by step" }), count, h("span.rl-grow"), key));
@@ -50,7 +50,7 @@
       const steps = fmt.count(end, "step");
       R.setText(count, rows.length ? `${steps}, ${fmt.count(store.totals.tokens, "token")}${live ? " so far" : ""}` : "");
       R.setText(words, rows.length ? `step ${Math.max(0, position)} of ${end}` : run ? "no step yet" : "");
-      for (const [element, off] of [[first, position <= 0], [previous, position <= 0], [next, position >= end], [last, position >= end], [toggle, rows.length < 2]]) {
+      for (const [element, off] of [[first, position <= 0], [previous, position <= 0], [next, position >= end || !rows.length], [last, position >= end || !rows.length], [toggle, rows.length < 2]]) {
         if (off && document.activeElement === element) element.setAttribute("aria-disabled", "true");
         else element.removeAttribute("aria-disabled");
         element.disabled = off && document.activeElement !== element;

@@ -68,21 +68,29 @@
     return [...lead, ...chance, " The draw was ", strong(fmt.prob(d.u)), ", below it: ", strong("accepted"), "."];
   };
 
+  /** What stands in place of a rejected draft: a sibling that was kept (trees), else the target's own token. */
+  const instead = (row, token) => {
+    const kept = row.tokens.find((t) => t.mark === "accepted" && t.draft.parent === token.draft.parent);
+    if (kept) return kept;
+    return row.own && row.own.mark === "corrected" ? row.own : null;
+  };
+
   const rejected = (row, token) => {
     const d = token.draft;
-    const put = row.own && row.own.mark === "corrected" ? row.own : null;
+    const put = instead(row, token);
     if (greedy()) {
-      const first = put ? { text: put.label, id: put.id, p: put.emitted.p } : null;
       return [
         ...wanted(token), `; the target gives it ${fmt.pct(d.p)}`,
-        ...(first ? [", but its own first choice is ", name(first.text, first.id), ` with ${fmt.pct(first.p)}`] : [""]),
+        ...(put ? [", but its own first choice is ", name(put.label, put.id), ` with ${fmt.pct(put.emitted.p)}`] : []),
         ". Greedy keeps only the first choice: ", strong("rejected"), ".",
       ];
     }
+    const after = !put ? [] : put.draft
+      ? [" Its sibling ", name(put.label, put.id), " was kept instead."]
+      : [" From what was left over, ", name(put.label, put.id), " was drawn."];
     return [
       ...wanted(token), `; the target gives it ${fmt.pct(d.p)}. `, ...(odds(d) || []), " The draw was ", strong(fmt.prob(d.u)),
-      ", above it: ", strong("rejected"), ".",
-      ...(put ? [" From what was left over, ", name(put.label, put.id), " was drawn."] : []),
+      ", above it: ", strong("rejected"), ".", ...after,
     ];
   };
 
@@ -146,7 +154,7 @@
 
   // --- bars -------------------------------------------------------------------------------------------------------
 
-  const bar = (share, kind) => h("span.rl-bar", { "data-kind": kind }, h("i", { style: `width:${(100 * Math.max(0, Math.min(1, share || 0))).toFixed(2)}%` }));
+  const bar = (share, kind) => h("span.rl-gauge", { "data-kind": kind }, h("i", { style: `width:${(100 * Math.max(0, Math.min(1, share || 0))).toFixed(2)}%` }));
 
   const lineOf = (words, share, kind, chosen, id) =>
     h("div.rl-bar-row", { "data-chosen": chosen ? "" : null, title: `token ${id}` },
@@ -154,7 +162,7 @@
 
   /** The likeliest tokens; a chosen token outside the five gets a row of its own below them. */
   const block = (title, note, list, kind, extra) => {
-    const found = h("section.rl-dist", {}, h("h3.rl-sub", {}, title, h("span.rl-note", { text: note })));
+    const found = h("section.rl-dist", {}, h("h3.rl-sub", {}, title, h("span.rl-aside", { text: note })));
     for (const top of list) found.append(lineOf(top.text, top.probability, kind, extra && top.id === extra.id, top.id));
     if (extra && fmt.known(extra.probability) && !list.some((top) => top.id === extra.id)) {
       if (list.length) found.append(h("div.rl-ellipsis", { text: "⋮", "aria-hidden": "true" }));
@@ -165,11 +173,11 @@
 
   const acceptBar = (draft) => {
     const a = draft.accept_prob;
-    const track = h("span.rl-bar.rl-accept", { "data-kind": "accept" }, h("i", { style: `width:${(100 * Math.min(1, a)).toFixed(2)}%` }));
+    const track = h("span.rl-gauge.rl-accept", { "data-kind": "accept" }, h("i", { style: `width:${(100 * Math.min(1, a)).toFixed(2)}%` }));
     if (fmt.known(draft.u)) track.append(h("span.rl-draw", { style: `left:${(100 * draft.u).toFixed(2)}%`, title: `the draw: ${fmt.prob(draft.u)}` }));
     const formula = greedy() ? "1 if it is the target's first choice, else 0" : "min(1, p ÷ q)";
     return h("section.rl-dist", {},
-      h("h3.rl-sub", {}, "Accept", h("span.rl-note", { text: formula })),
+      h("h3.rl-sub", {}, "Accept", h("span.rl-aside", { text: formula })),
       h("div.rl-bar-row", {}, h("span.rl-bar-name.rl-plain", { text: fmt.known(draft.u) ? `drew ${fmt.prob(draft.u)}` : "no draw" }), track, h("span.rl-num", { text: fmt.prob(a) })));
   };
 
@@ -184,7 +192,7 @@
       const p = own ? own.emitted.p : draft.p;
       if (draft.top_p.length || fmt.known(draft.p)) found.push(block("Target", "p", draft.top_p, "p", { id, text: token.label, probability: p }));
       else found.push(h("p.rl-hint", { text: "The target never scored this place: the words before it were wrong." }));
-      if (oneHot(draft)) found.push(h("section.rl-dist", {}, h("h3.rl-sub", {}, "Draft", h("span.rl-note", { text: "q" })), h("p.rl-hint", { text: "A proposal without probabilities counts as certain: q = 1." })));
+      if (oneHot(draft)) found.push(h("section.rl-dist", {}, h("h3.rl-sub", {}, "Draft", h("span.rl-aside", { text: "q" })), h("p.rl-hint", { text: "A proposal without probabilities counts as certain: q = 1." })));
       else found.push(block("Draft", "q", draft.top_q, "q", own ? null : { id, text: token.label, probability: draft.q }));
       if (subject.mark === "rejected" && row.step.residual_top.length) {
         found.push(block("Left over", "max(0, p − q), normalised", row.step.residual_top, "residual", row.own ? { id: row.own.id, text: row.own.label } : null));
@@ -197,7 +205,7 @@
 
   R.views.why = (root) => {
     const title = h("h2.rl-title");
-    const note = h("span.rl-note");
+    const note = h("span.rl-aside");
     const sentence = h("p.rl-sentence");
     const parts = h("p.rl-hint", { hidden: true });
     const body = h("div.rl-bars");
