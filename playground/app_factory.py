@@ -13,7 +13,7 @@ from playground.header import Header
 from playground.headers import SelfContained
 from playground.page_assets import head
 from playground.service import ModelService
-from playground.shell import QUICK, Shell, find_tabs
+from playground.shell import LIGHT, Shell, find_tabs
 from playground.theme import redline_theme
 from storage import Store
 
@@ -27,16 +27,15 @@ def build_app(store: Store, service: ModelService, *, target: str, signed_in: bo
     with gr.Blocks(title="Redline", analytics_enabled=False, fill_width=True, delete_cache=(3600, 3600)) as demo:
         shell.demo = demo
         shell.header = Header(service.status, signed_in=signed_in)
-        panes: dict[str, gr.Tab] = {}
         with gr.Tabs(selected=shell.specs[0].id, elem_id="rl-tabs") as shell.tabs:
             for spec in shell.specs:
                 shell.built[spec.id] = spec.make(shell)
-                with gr.Tab(spec.title, id=spec.id, elem_id=f"rl-tab-{spec.id}") as panes[spec.id]:
+                with gr.Tab(spec.title, id=spec.id, elem_id=f"rl-tab-{spec.id}") as shell.panes[spec.id]:
                     shell.built[spec.id].build()
         shell.header.wire(demo, lambda: service.status)
         for spec in shell.specs:
             shell.built[spec.id].wire()
-            panes[spec.id].select(None, None, None, js=_tab_js(spec.id), **_JS_ONLY)
+            shell.panes[spec.id].select(None, None, None, js=_tab_js(spec.id), **_JS_ONLY)
         _wire_addresses(shell)
         demo.unload(_leave(service))
         api.register(shell)
@@ -68,7 +67,8 @@ def _wire_addresses(shell: Shell) -> None:
         filled = [value for name in ids for value in shell.built[name].on_load(view)]
         return [gr.Tabs(selected=view.tab), *filled]
 
-    shell.demo.load(load, None, outputs, **QUICK)
+    opened = shell.demo.load(load, None, outputs, **LIGHT)
+    opened.then(None, None, None, js="() => { window.RedlineShell.opened(); return []; }", **_JS_ONLY)
 
 
 def launch_options() -> dict[str, Any]:

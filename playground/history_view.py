@@ -60,12 +60,8 @@ def read_order(payload: Any) -> str:
 
 
 def read_tags(text: str) -> tuple[str, ...]:
-    """Tags from a line: separated by commas, single-spaced, without repeats, at most 20 of 40 characters."""
-    tags = [" ".join(part.split())[:40] for part in text.split(",")]
-    found = tuple(dict.fromkeys(tag for tag in tags if tag))
-    if len(found) > 20:
-        raise RedlineError(f"{len(found)} tags are too many; a run carries at most 20")
-    return found
+    """Tags from a line: separated by commas, single-spaced, without repeats. Storage refuses what it cannot keep."""
+    return tuple(dict.fromkeys(tag for part in text.split(",") if (tag := " ".join(part.split()))))
 
 
 def row(summary: RunSummary) -> dict[str, Any]:

@@ -105,6 +105,14 @@ class ModelService:
         event = self._stops[session] = threading.Event()
         return event
 
+    def end(self, session: str) -> None:
+        """What ``session`` had begun is over."""
+        self._stops.pop(session, None)
+
+    def is_busy(self, session: str) -> bool:
+        """True while ``session`` has work that is going on."""
+        return session in self._stops
+
     def stop(self, session: str) -> bool:
         """Ask ``session``'s work to stop; False when there is none."""
         event = self._stops.get(session)

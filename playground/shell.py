@@ -27,7 +27,7 @@ QUICK: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibil
 """For events that answer at once: never queued behind model work, no overlay, not part of the public interface."""
 
 LIGHT: dict[str, Any] = {"concurrency_limit": None, "show_progress": "hidden", "api_visibility": "private"}
-"""For events that change a ``gr.State`` which others listen to: only events of the queue tell of such a change."""
+"""For events that change a ``gr.State`` to which others listen, or that read the address: only queued events do."""
 
 MODEL_WORK: dict[str, Any] = {
     "concurrency_id": MODEL,
@@ -76,6 +76,7 @@ class Shell:
     """The tabs by their id: how one tab leads to another."""
     demo: gr.Blocks = None  # type: ignore[assignment]
     tabs: gr.Tabs = None  # type: ignore[assignment]
+    panes: dict[str, gr.Tab] = field(default_factory=dict)
     header: Header = None  # type: ignore[assignment]
     specs: tuple[TabSpec, ...] = ()
 

@@ -138,18 +138,23 @@ class PlaygroundTab:
         """The run itself, as frames of at most 15 a second."""
         if ticket is None:
             return
-        stop = self.service.begin(request.session_hash or "")
+        session = request.session_hash or ""
+        stop = self.service.begin(session)
         skip = gr.skip()
-        yield skip, note("starting", "busy"), skip, skip, skip, gr.Timer(active=False), gr.update(visible=False), None
-        for frame in frames(ticket, self.service.execute(ticket.plan, ticket.label, stop)):
-            line = note(frame.text, frame.kind, frame.fraction)
-            value, caption = (skip, skip) if frame.feed is None else (frame.feed, "")
-            if not frame.finished:
-                yield value, line, caption, skip, skip, skip, skip, skip
-                continue
-            buttons = (gr.update(interactive=True), gr.update(interactive=False))
-            shown = frame.run.id if frame.run else None
-            yield value, line, caption, *buttons, skip, gr.update(visible=frame.unsaved), shown
+        quiet = (skip, gr.Timer(active=False), gr.update(visible=False), None)
+        yield skip, note("starting", "busy"), skip, skip, *quiet
+        try:
+            for frame in frames(ticket, self.service.execute(ticket.plan, ticket.label, stop)):
+                line = note(frame.text, frame.kind, frame.fraction)
+                value, caption = (skip, skip) if frame.feed is None else (frame.feed, "")
+                if not frame.finished:
+                    yield value, line, caption, skip, skip, skip, skip, skip
+                    continue
+                buttons = (gr.update(interactive=True), gr.update(interactive=False))
+                shown = frame.run.id if frame.run else None
+                yield value, line, caption, *buttons, skip, gr.update(visible=frame.unsaved), shown
+        finally:
+            self.service.end(session)
 
     def stop_run(self, request: gr.Request) -> tuple[Any, Any]:
         """A click on Stop."""

@@ -33,12 +33,20 @@
   const current = () => new URLSearchParams(location.search);
   let tab = current().has("compare") ? "compare" : current().get("tab") || "playground";
 
+  /* While the page opens, Gradio reports tabs that nobody chose: the address must survive until the server has read it. */
+  let opened = false;
+  shell.opened = () => {
+    opened = true;
+  };
+
   shell.tabSelected = (id) => {
-    if (id === tab) return;
+    if (!opened || id === tab) return;
     if (tab in kept) kept[tab] = location.search;
     tab = id;
+    if (window.Redline && window.Redline.address) window.Redline.address.keepRun = id === "playground";
     if (id in kept && kept[id]) setAddress(new URLSearchParams(kept[id]));
     else setAddress(new URLSearchParams(id === "playground" ? {} : { tab: id }));
+    if (id === "playground" && window.Redline && window.Redline.address) window.Redline.address.write();
   };
 
   shell.compareAddress = (ids) => {

@@ -1,0 +1,306 @@
+"""Compare: several runs side by side, from History or an address, or freshly run for that purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import gradio as gr
+
+from decoder.errors import RedlineError
+from decoder.trace import Run
+from playground import compare_tables as tables
+from playground import components
+from playground.align import compare_value
+from playground.authors import author_of
+from playground.comparing import by_length, by_proposer, progress, proposer_options
+from playground.controls import CONTROLS, read_lengths, to_request
+from playground.deeplinks import MAX_COMPARE, View, is_run_id, shown
+from playground.notes import note, people_before
+from playground.playing import Ticket
+from playground.queue_position import people_ahead
+from playground.saving import Label
+from playground.service import plan_comparison
+from playground.shell import LIGHT, MODEL_WORK, QUICK, Shell, TabSpec
+from storage import RunFilter
+
+ID = "compare"
+_ADDRESS = "(ids) => { window.RedlineShell.compareAddress(ids); return []; }"
+
+
+class CompareTab:
+    """Top: run a comparison. Below: the runs, their texts, numbers, configuration and charts."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+        self.store = shell.store
+        self.service = shell.service
+
+    # --- layout -----------------------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Make the components."""
+        with gr.Column(elem_id="rl-compare-tab", elem_classes="rl-compare-tab"):
+            with gr.Row(elem_classes="rl-compare-start"):
+                self._build_start()
+            self.progress = gr.HTML("", elem_id="rl-compare-progress", elem_classes="rl-note-line")
+            with gr.Column(visible=False, elem_id="rl-compare-result") as self.result:
+                with gr.Row(elem_classes="rl-actions"):
+                    self.base = gr.Dropdown([], label="Differences to", elem_id="rl-compare-base", min_width=200)
+                    self.only = gr.Checkbox(True, label="Only what differs", elem_id="rl-only-differences")
+                self.caution = gr.HTML("", elem_classes="rl-note-line")
+                self.texts = components.compare()
+                self.numbers = gr.HTML("", elem_id="rl-compare-numbers", elem_classes="rl-card")
+                self.pooled = gr.HTML("", elem_id="rl-pooled", elem_classes="rl-help")
+                self.config = gr.HTML("", elem_id="rl-compare-config", elem_classes="rl-card")
+        self.shown = gr.Textbox("", visible="hidden", elem_id="rl-compare-shown")
+        self.ticket = gr.State(None)
+        self.waiting = gr.Timer(0.6, active=False)
+        self.load_outputs: list[Any] = self.result_outputs
+
+    def _build_start(self) -> None:
+        with gr.Column(elem_classes="rl-card", min_width=280):
+            gr.HTML(
+                "<b>Compare draft lengths</b><div class='rl-help'>The Playground's prompt and settings, once with "
+                "each length and once without drafting.</div>"
+            )
+            with gr.Row():
+                self.lengths = gr.Textbox("1, 2, 4, 8", label="Lengths k", elem_id="rl-lengths", min_width=120)
+                self.run_lengths = gr.Button("Run them", variant="primary", elem_id="rl-run-lengths", min_width=90)
+        with gr.Column(elem_classes="rl-card", min_width=280):
+            gr.HTML(
+                "<b>Compare proposers</b><div class='rl-help'>The same prompt, drafted by each of these, and once "
+                "without drafting.</div>"
+            )
+            options = proposer_options(self.shell.default_target)
+            self.proposers = gr.CheckboxGroup(
+                options,
+                value=[value for _, value in options if value in ("ngram", "early-exit")],
+                show_label=False,
+                container=False,
+                elem_id="rl-proposers",
+            )
+            self.run_proposers = gr.Button("Run them", variant="primary", elem_id="rl-run-proposers", min_width=90)
+        with gr.Column(elem_classes="rl-card", min_width=280):
+            gr.HTML(
+                "<b>Compare stored runs</b><div class='rl-help'>Tick them in History and choose Compare, or name "
+                "their ids here.</div>"
+            )
+            self.ids = gr.Textbox(label="Run ids", placeholder="r1a2b…, r3c4d…", elem_id="rl-compare-ids")
+            with gr.Row():
+                self.show_ids = gr.Button("Show", elem_id="rl-compare-show", min_width=80)
+                self.cancel = gr.Button("Cancel", interactive=False, elem_id="rl-compare-cancel", min_width=80)
+
+    @property
+    def result_outputs(self) -> list[Any]:
+        """The outputs of ``show``."""
+        return [
+            self.ids,
+            self.shown,
+            self.progress,
+            self.result,
+            self.base,
+            self.caution,
+            self.texts,
+            self.numbers,
+            self.pooled,
+            self.config,
+        ]
+
+    @property
+    def _start_outputs(self) -> list[Any]:
+        return [self.progress, self.ticket, self.run_lengths, self.run_proposers, self.cancel, self.waiting]
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def wire(self) -> None:
+        """Connect everything."""
+        stage = self.shell.built["playground"]
+        history = self.shell.built["history"]
+        asked = [self.shell.header.name, *stage.controls.ordered]
+        self.run_lengths.click(self.start_lengths, [self.lengths, *asked], self._start_outputs, **LIGHT)
+        self.run_proposers.click(self.start_proposers, [self.proposers, *asked], self._start_outputs, **LIGHT)
+        self.ticket.change(
+            self.play,
+            self.ticket,
+            [self.run_lengths, self.run_proposers, self.cancel, self.waiting, *self.result_outputs],
+            **MODEL_WORK,
+        )
+        self.cancel.click(self.stop, None, [self.progress, self.cancel], **QUICK)
+        self.waiting.tick(self.tell_place, None, self.progress, **QUICK)
+        for trigger in (self.show_ids.click, self.ids.submit):
+            trigger(self.show_typed, self.ids, self.result_outputs, **QUICK)
+        self.base.input(self.again, [self.shown, self.base, self.only], [self.numbers, self.config], **QUICK)
+        self.only.input(self.again, [self.shown, self.base, self.only], [self.numbers, self.config], **QUICK)
+        self.shown.change(None, self.shown, None, js=_ADDRESS, show_progress="hidden", api_visibility="private")
+        parts = stage.controls.parts
+        self.shell.panes[ID].select(self.offer, [parts["target"], self.proposers], self.proposers, **QUICK)
+        history.compare.click(
+            self.from_history,
+            history.picked,
+            [*self.result_outputs, self.shell.tabs, history.note],
+            js="() => [window.RedlineShell.selection()]",
+            **QUICK,
+        )
+
+    def offer(self, target: Any, chosen: Any) -> Any:
+        """Proposers and drafts for the target that the Playground holds now."""
+        options = proposer_options(target.strip() if isinstance(target, str) else "")
+        values = [value for _, value in options]
+        return gr.update(choices=options, value=[c for c in chosen or [] if c in values])
+
+    # --- running ----------------------------------------------------------------------------------------------
+
+    def start_lengths(self, request: gr.Request, lengths: str, typed: str, *values: Any) -> tuple[Any, ...]:
+        """Check everything now; the runs wait for their turn."""
+        try:
+            wanted = to_request(dict(zip(CONTROLS, values, strict=True)))
+            variants = by_length(wanted, read_lengths(lengths or ""))
+        except RedlineError as error:
+            return self._refused(error)
+        return self._accept(variants, author_of(request.username, typed))
+
+    def start_proposers(self, request: gr.Request, chosen: Any, typed: str, *values: Any) -> tuple[Any, ...]:
+        """Check everything now; the runs wait for their turn."""
+        held = dict(zip(CONTROLS, values, strict=True))
+        try:
+            wanted = to_request({**held, "proposer": "none"})
+            prediction = held.get("prediction") if isinstance(held.get("prediction"), str) else ""
+            variants = by_proposer(wanted, chosen, prediction or "")
+        except RedlineError as error:
+            return self._refused(error)
+        return self._accept(variants, author_of(request.username, typed))
+
+    def _refused(self, error: RedlineError) -> tuple[Any, ...]:
+        return (note(str(error), "error"), *[gr.skip()] * 5)
+
+    def _accept(self, variants: Sequence[Any], author: str) -> tuple[Any, ...]:
+        ticket = Ticket(tuple(plan_comparison(variants)), Label(author=author, tags=("comparison",)))
+        off = gr.update(interactive=False)
+        return note("starting", "busy"), ticket, off, off, gr.update(interactive=True), gr.Timer(active=True)
+
+    def play(self, ticket: Ticket | None, request: gr.Request) -> Iterator[tuple[Any, ...]]:
+        """Run one after the other, then open the comparison."""
+        if ticket is None:
+            return
+        session = "compare " + (request.session_hash or "")
+        stop = self.service.begin(session)
+        skip = gr.skip()
+        rest = len(self.result_outputs) - 3
+        yield skip, skip, skip, gr.Timer(active=False), skip, skip, note("starting", "busy"), *[skip] * rest
+        try:
+            for step in progress(ticket.plan, self.service.execute(ticket.plan, ticket.label, stop)):
+                line = note(step.text, step.kind, step.fraction)
+                if step.runs is None:
+                    yield skip, skip, skip, skip, skip, skip, line, *[skip] * rest
+                    continue
+                on = gr.update(interactive=True)
+                shown = self._show_runs(step.runs, line) if step.runs else [skip, skip, line, *[skip] * rest]
+                yield on, on, gr.update(interactive=False), skip, *shown
+        finally:
+            self.service.end(session)
+
+    def stop(self, request: gr.Request) -> tuple[Any, Any]:
+        """A click on Cancel: what has run is kept and shown."""
+        heard = self.service.stop("compare " + (request.session_hash or ""))
+        return note("stopping after this step" if heard else "nothing is running"), gr.update(interactive=False)
+
+    def tell_place(self, request: gr.Request) -> Any:
+        """While the comparison waits in the queue: how many are before it."""
+        before = people_ahead(self.shell.demo, request.session_hash)
+        return gr.skip() if before is None else note("Waiting. " + people_before(before), "busy")
+
+    # --- showing ----------------------------------------------------------------------------------------------
+
+    def from_history(self, picked: str) -> list[Any]:
+        """History's selection."""
+        from playground.history_actions import comparable, read_selection
+
+        try:
+            shown_values = self.show(comparable(read_selection(picked)))
+        except RedlineError as error:
+            return [*[gr.skip()] * (len(self.result_outputs) + 1), note(str(error), "error")]
+        return [*shown_values, gr.Tabs(selected=ID), ""]
+
+    def show_typed(self, text: str) -> list[Any]:
+        """The ids that were typed."""
+        ids = tuple(dict.fromkeys((text or "").replace(",", " ").split()))
+        wrong = next((part for part in ids if not is_run_id(part)), None)
+        if wrong is not None:
+            return self._problem(f"“{shown(wrong)}” is not a run's id")
+        if not 2 <= len(ids) <= MAX_COMPARE:
+            return self._problem(f"name two to {MAX_COMPARE} runs by their ids, separated by commas")
+        return self.show(ids)
+
+    def show(self, ids: Sequence[str]) -> list[Any]:
+        """Values for ``result_outputs``: the runs with these ids side by side. What is missing is named."""
+        runs: list[Run] = []
+        missing: list[str] = []
+        for run_id in ids:
+            try:
+                runs.append(self.store.get_run(run_id).run)
+            except RedlineError as error:
+                missing.append(str(error))
+        if not runs:
+            return self._problem("; ".join(missing))
+        return self._show_runs(runs, note("; ".join(missing), "error") if missing else "")
+
+    def _problem(self, sentence: str) -> list[Any]:
+        return [gr.skip(), gr.skip(), note(sentence, "error"), *[gr.skip()] * (len(self.result_outputs) - 3)]
+
+    def _show_runs(self, runs: Sequence[Run], line: Any) -> list[Any]:
+        names, speedups = self._labels(runs)
+        base = next((i for i, run in enumerate(runs) if run.proposer == "none"), 0)
+        labels = [tables.label(run, name) for run, name in zip(runs, names, strict=True)]
+        choices = [
+            (f"{tables.letter(i)} · {words}", run.id) for i, (run, words) in enumerate(zip(runs, labels, strict=True))
+        ]
+        ids = [run.id for run in runs]
+        caution = tables.caution(runs)
+        return [
+            ", ".join(ids),
+            ",".join(ids),
+            line,
+            gr.update(visible=True),
+            gr.update(choices=choices, value=ids[base]),
+            note(caution, "warning") if caution else "",
+            compare_value(runs, labels, base),
+            tables.metrics_table(runs, names, base, speedups),
+            tables.pooled_line(runs),
+            tables.configuration_table(runs, names, only_differences=True, base=base),
+        ]
+
+    def _labels(self, runs: Sequence[Run]) -> tuple[list[str], list[float | None]]:
+        try:
+            found = self.store.summaries(RunFilter(ids=[run.id for run in runs], archived=None), limit=len(runs)).rows
+        except RedlineError:
+            found = []
+        by_id = {summary.id: summary for summary in found}
+        names = [by_id[run.id].name if run.id in by_id else "" for run in runs]
+        return names, [by_id[run.id].speedup if run.id in by_id else None for run in runs]
+
+    def again(self, ids: str, base_id: Any, only: bool) -> list[Any]:
+        """Another base run, or all settings instead of only those that differ."""
+        try:
+            runs = [self.store.get_run(run_id).run for run_id in (ids or "").split(",") if is_run_id(run_id)]
+        except RedlineError:
+            return [gr.skip(), gr.skip()]
+        if not runs:
+            return [gr.skip(), gr.skip()]
+        names, speedups = self._labels(runs)
+        base = next((i for i, run in enumerate(runs) if run.id == base_id), 0)
+        return [
+            tables.metrics_table(runs, names, base, speedups),
+            tables.configuration_table(runs, names, only_differences=bool(only), base=base),
+        ]
+
+    def on_load(self, view: View) -> list[Any]:
+        """The runs that the address names."""
+        if view.tab != ID:
+            return [gr.skip()] * len(self.load_outputs)
+        if view.problem:
+            return self._problem(view.problem)
+        return self.show(view.compare) if view.compare else [gr.skip()] * len(self.load_outputs)
+
+
+TAB = TabSpec(ID, "Compare", 20, CompareTab)
