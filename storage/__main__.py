@@ -214,10 +214,10 @@ def _print(text: str) -> None:
         sys.stdout.write(text)
 
 
-def main() -> int:
-    """Run the command line; returns the exit code."""
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line (``sys.argv`` when no ``arguments`` are given); returns the exit code."""
     try:
-        return app(standalone_mode=False) or 0
+        return app(arguments, standalone_mode=False, prog_name="python -m storage") or 0
     except KeyboardInterrupt:
         return 130
     except typer.Abort:

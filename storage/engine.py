@@ -32,7 +32,7 @@ def parse_url(url: str) -> URL:
     try:
         parsed = sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError):
-        hint = f"sqlite:///{url}" if url and "://" not in url else "sqlite:///redline.db"
+        hint = f"sqlite:///{url}" if url.isprintable() and url and ":" not in url else "sqlite:///redline.db"
         raise DatabaseUnusable(f"{one_line(url, 200)!r} is not a database URL: write for example {hint}") from None
     if parsed.get_backend_name() != "sqlite":
         return parsed

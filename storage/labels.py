@@ -16,13 +16,13 @@ MAX_AUTHOR = 100
 def check_text(what: str, text: object, limit: int) -> str:
     """``text`` itself, or StorageError when it is no text, too long, or holds half of a surrogate pair."""
     if not isinstance(text, str):
-        raise StorageError(f"a {what} is a text, not {type(text).__name__}")
+        raise StorageError(f"the {what} must be text, not {type(text).__name__}")
     if len(text) > limit:
-        raise StorageError(f"this {what} has {len(text):,} characters: at most {limit:,}")
+        raise StorageError(f"the {what} has {len(text):,} characters: at most {limit:,}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise StorageError(f"this {what} holds half of a surrogate pair, which no text can hold") from None
+        raise StorageError(f"the {what} holds half of a surrogate pair, which no text can hold") from None
     return text
 
 
@@ -38,7 +38,7 @@ def check_note(text: str) -> str:
 
 def check_author(text: str) -> str:
     """Who made a run; "anonymous" when nobody says so."""
-    return check_text("author's name", text, MAX_AUTHOR).strip() or "anonymous"
+    return check_text("author", text, MAX_AUTHOR).strip() or "anonymous"
 
 
 def check_tags(tags: Iterable[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from storage.errors import ImportRefused, one_line
 MAX_DIGITS = 400
 """Longer numbers are refused before they are computed: no field of ours needs them, and they cost quadratic time."""
 
-_OUTSIDE_STRINGS = re.compile(rf'"(?:[^"\\]|\\.)*"|(-?Infinity|NaN)|(-?\d{{{MAX_DIGITS + 1},}})', re.DOTALL)
+_OUTSIDE_STRINGS = re.compile(rf'"(?:[^"\\]++|\\.)*+"|(-?Infinity|NaN)|(-?\d{{{MAX_DIGITS + 1},}})', re.DOTALL)
 
 
 class _BadToken(Exception):
@@ -67,8 +67,8 @@ def _float(digits: str) -> float:
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise _BadToken(f"the field {one_line(twice, 60)!r} stands twice in one object")
     return made
 
