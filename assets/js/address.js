@@ -25,7 +25,12 @@
     } else if (chosen === "step" && !live) query.set("step", String(position));
     const text = query.toString();
     const to = `${location.pathname}${text ? "?" + text : ""}${location.hash}`;
-    if (to !== `${location.pathname}${location.search}${location.hash}`) history.replaceState(history.state, "", to);
+    if (to === `${location.pathname}${location.search}${location.hash}`) return;
+    try {
+      history.replaceState(history.state, "", to);
+    } catch {
+      /* a page without an address of its own (a saved copy, a frame) has none to keep */
+    }
   };
   /** Browsers refuse more than about three changes a second for long. */
   const soon = () => {

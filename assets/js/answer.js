@@ -97,8 +97,12 @@
     };
 
     const body = flow.parentElement;
+    let atEnd = true;
+    body.addEventListener("scroll", () => {
+      atEnd = body.scrollTop + body.clientHeight >= body.scrollHeight - 40;
+    }, { passive: true });
     const follow = () => {
-      if (store.state.live && store.state.follow) body.scrollTop = body.scrollHeight;
+      if (store.state.live && store.state.follow && atEnd) body.scrollTop = body.scrollHeight;
     };
 
     const redraw = () => {
@@ -109,10 +113,9 @@
     };
 
     const frame = (from, to, focus) => {
-      const before = from && elements.get(marks.key(from));
-      if (before) {
-        before.classList.remove("rl-sel");
-        before.removeAttribute("aria-selected");
+      for (const old of flow.querySelectorAll(".rl-sel, .rl-sel-whole")) {
+        old.classList.remove("rl-sel", "rl-sel-whole");
+        old.removeAttribute("aria-selected");
       }
       const element = to && elements.get(marks.key(to));
       if (!element) return;
@@ -120,6 +123,8 @@
       element.tabIndex = 0;
       element.classList.add("rl-sel");
       element.setAttribute("aria-selected", "true");
+      const { part } = store.token(to);
+      if (part && options.mode === "text") elements.get(marks.key(part.group[part.of - 1]))?.classList.add("rl-sel-whole");
       if (focus && root.contains(document.activeElement)) element.focus({ preventScroll: true });
       reveal(element);
     };
@@ -173,6 +178,7 @@
         elements.clear();
         R.clear(flow);
         body.scrollTop = 0;
+        atEnd = true;
         empty.hidden = false;
         reserve();
         status();

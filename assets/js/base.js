@@ -161,6 +161,9 @@
     return cut ? `${all.slice(0, max).join("")}… (${fmt.int(text.length)} characters)` : out;
   };
 
+  /** One line for names that people typed: spaces stay spaces, what cannot be seen is named. */
+  const plain = (words, max = 60) => label(String(words).replace(/\s+/g, "\u00a0"), max).replaceAll("\u00a0", " ");
+
   /** Append text to `element`. `mode`: "flow" real whitespace, "shown" real whitespace with glyphs, "struck" spaces but
       no line breaks, "chip" glyphs only. */
   const render = (element, text, mode = "flow", max = Infinity) => {
@@ -187,5 +190,5 @@
     return element;
   };
 
-  R.text = { pieces, label, render, GLYPH };
+  R.text = { pieces, label, plain, render, GLYPH };
 })();

@@ -46,11 +46,17 @@
     const differing = columns.map(different);
     const count = differing.filter(Boolean).length;
     const first = differing.indexOf(true);
-    const key = h("div.rl-cmp-key", {}, ...data.runs.map((run, n) => h("span", {}, h("b", { text: letters[n] }), ` ${text.label(run.label || run.id, 60)}`)));
+    const key = h("div.rl-cmp-key", {}, ...data.runs.map((run, n) => h("span", {}, h("b", { text: letters[n] }), ` ${text.plain(run.label || run.id)}`)));
     const summary = h("p.rl-hint", { text: count === 0 ? `All ${columns.length} tokens are the same in every run.` : `${count} of ${columns.length} places differ; the first is place ${first + 1}.` });
     const detail = h("p.rl-cmp-detail", { "aria-live": "polite", text: "Point at a token, or move with the arrow keys, to read it here." });
     const body = h("div.rl-cmp-body", { role: "listbox", tabindex: "0", "aria-label": "Aligned tokens" });
-    root.append(key, summary, body, detail);
+    const jump = h("button.rl-seg", {
+      type: "button", text: "next difference", title: "Key: n", disabled: count === 0,
+      onclick: () => point(next(), true),
+    });
+    const legend = h("div.rl-legend", {}, ...["accepted", "corrected", "bonus", "target"].map((mark) => R.marks.sample(mark)),
+      h("span.rl-aside", {}, h("span.rl-cmp-struck"), "drafts were struck out before this token"));
+    root.append(h("div.rl-head", {}, key, h("span.rl-grow"), jump), summary, body, detail, legend);
 
     const column = (entry, index) => {
       const element = h("span.rl-cmp-col", { role: "option", "data-place": index, tabindex: "-1" });
@@ -94,6 +100,10 @@
       if (focus) element.focus({ preventScroll: false });
       detail.replaceChildren(h("b", { text: `Place ${index + 1}. ` }), [...element.children].map((c) => c.title).join("  ·  "));
     };
+    const next = () => {
+      const found = differing.indexOf(true, at + 1);
+      return found < 0 ? first : found;
+    };
     body.addEventListener("pointerover", (event) => {
       const element = event.target.closest("[data-place]");
       if (element) point(Number(element.dataset.place), false);
@@ -104,10 +114,10 @@
     });
     body.addEventListener("keydown", (event) => {
       const moves = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: columns.length - 1 };
-      if (event.key === "n") moves.n = differing.indexOf(true, at + 1);
+      if (event.key === "n") moves.n = next();
       if (!(event.key in moves)) return;
       event.preventDefault();
-      point(Math.max(0, Math.min(columns.length - 1, moves[event.key])), true);
+      if (columns.length) point(Math.max(0, Math.min(columns.length - 1, moves[event.key])), true);
     });
     layout();
     let width0 = body.clientWidth;

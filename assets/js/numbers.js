@@ -134,8 +134,9 @@
         value: h("span.rl-figure-value", { text: "" }), words: h("span.rl-figure-words"),
         what: h("span"), formula: h("span.rl-formula"), own: h("span.rl-formula.rl-own"),
       };
-      grid.append(h("div.rl-figure", { "data-key": key, tabindex: "0", role: "group", "aria-describedby": id }, cell.value, cell.words,
-        h("span.rl-tip", { id, role: "tooltip" }, cell.what, cell.formula, cell.own)));
+      cell.box = h("div.rl-figure", { "data-key": key, tabindex: "0", role: "group", "aria-describedby": id }, cell.value, cell.words,
+        h("span.rl-tip", { id, role: "tooltip" }, cell.what, cell.formula, cell.own));
+      grid.append(cell.box);
       cells[key] = cell;
     }
     const notSpeculating = h("p.rl-warning", { hidden: true });
@@ -157,6 +158,7 @@
       for (const [key, make] of Object.entries(HEADLINES)) {
         const { value, words, tip, small } = make(m);
         const cell = cells[key];
+        cell.box.setAttribute("aria-label", `${value} ${words}`);
         R.setText(cell.value, value);
         cell.value.classList.toggle("rl-figure-wordy", Boolean(small));
         R.setText(cell.words, words);

@@ -140,7 +140,7 @@
       span = Math.max(...tracks.map((t) => t.total), 1);
       tracks.forEach(drawTicks);
       axis.replaceChildren(h("span", { text: "0" }), h("span", { text: seconds(span / 2) }), h("span", { text: seconds(span) }));
-      R.setText(words, baseline ? sentence(...tracks) : `No one to race against: ${end.no_baseline_reason || "no baseline"}.`);
+      R.setText(words, baseline ? sentence(...tracks) : `No second lane: ${end.no_baseline_reason || "no baseline"}.`);
       show(span);
     };
     build();

@@ -203,6 +203,11 @@
     return found;
   };
 
+  R.why = {
+    sentence: (row, token) => SENTENCES[token.mark](row, token),
+    title: (row, token) => [name(token.label, token.id), ` ${VERBS[token.mark]}`],
+  };
+
   R.views.why = (root) => {
     const title = h("h2.rl-title");
     const note = h("span.rl-aside");
@@ -210,7 +215,8 @@
     const parts = h("p.rl-hint", { hidden: true });
     const body = h("div.rl-bars");
     root.append(h("div.rl-head", {}, title, note), h("div.rl-why-body", {}, sentence, parts, body));
-    marks(root);
+    R.marks.keys(root);
+    R.peek(root);
 
     const draw = () => {
       const at = store.state.hover || store.state.selection;
@@ -226,10 +232,10 @@
         return;
       }
       const row = store.state.rows[at.step];
-      title.replaceChildren("Why ", name(token.label, token.id), ` ${VERBS[token.mark]}`);
+      title.replaceChildren("Why ", ...R.why.title(row, token));
       R.setText(note, token.draft ? place(row, token) : row.index === 0 ? "step 0, prefill" : `step ${row.index}, the target's token`);
       root.dataset.mark = token.mark;
-      sentence.replaceChildren(...SENTENCES[token.mark](row, token));
+      sentence.replaceChildren(...R.why.sentence(row, token));
       parts.hidden = !token.part;
       if (token.part) {
         parts.replaceChildren(`Part ${token.part.n} of ${token.part.of}: the character `, name(token.part.text), " is spread over several tokens.");
@@ -240,8 +246,5 @@
     return (event) => {
       if (["run", "selection", "hover", "end", "parts"].includes(event)) draw();
     };
-  };
-  const marks = (root) => {
-    R.marks.keys(root);
   };
 })();
