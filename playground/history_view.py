@@ -66,7 +66,7 @@ def read_tags(text: str) -> tuple[str, ...]:
 
 def row(summary: RunSummary) -> dict[str, Any]:
     """One row for the table: text and numbers only; the browser sets them with textContent."""
-    drafter = summary.proposer if summary.draft is None else f"{summary.proposer} · {summary.draft}"
+    drafter = summary.proposer if summary.draft is None else summary.draft
     return {
         "id": summary.id,
         "when": summary.created_at.isoformat(),

@@ -33,21 +33,21 @@ def stored_view(store: Store, stored: StoredRun) -> tuple[str, str, str]:
     return whole(run, meta, baseline, next_seq(), reason), caption, "" if kind == "good" else note(text, kind)
 
 
-def show_stored(store: Store, run_id: Any) -> tuple[Any, Any, str]:
-    """Feed, caption and note for a run id; one that cannot be shown gives a sentence and leaves the stage alone."""
+def find_stored(store: Store, run_id: Any) -> StoredRun | str:
+    """The run with this id, or the sentence that says why there is none."""
     if not is_run_id(run_id):
-        return gr.skip(), gr.skip(), note(f"“{shown(str(run_id))}” is not a run's id", "error")
+        return f"“{shown(str(run_id))}” is not a run's id"
     try:
-        return stored_view(store, store.get_run(run_id))
+        return store.get_run(run_id)
     except RedlineError as error:
-        return gr.skip(), gr.skip(), note(str(error), "error")
+        return str(error)
 
 
-def show_example() -> tuple[Any, str]:
-    """Feed and caption for a first visitor."""
+def show_example() -> tuple[Run | None, Any, str]:
+    """Run, feed and caption for a first visitor."""
     found = example_runs.first()
     if found is None:
-        return gr.skip(), "No run yet. Write a prompt and choose <b>Run</b>."
+        return None, gr.skip(), "No run yet. Write a prompt and choose <b>Run</b>."
     run, baseline = found
     caption = "<b>A recorded example.</b> Step through it with the arrow keys, or run your own prompt."
-    return whole(run, None, baseline, next_seq()), caption
+    return run, whole(run, None, baseline, next_seq()), caption

@@ -19,6 +19,7 @@ from playground.deeplinks import MAX_COMPARE, View, is_run_id, shown
 from playground.notes import note, people_before
 from playground.playing import Ticket
 from playground.queue_position import people_ahead
+from playground.run_charts import SEVERAL_RUNS, RunCharts
 from playground.saving import Label
 from playground.service import plan_comparison
 from playground.shell import LIGHT, MODEL_WORK, QUICK, Shell, TabSpec
@@ -43,7 +44,9 @@ class CompareTab:
         with gr.Column(elem_id="rl-compare-tab", elem_classes="rl-compare-tab"):
             with gr.Row(elem_classes="rl-compare-start"):
                 self._build_start()
-            self.progress = gr.HTML("", elem_id="rl-compare-progress", elem_classes="rl-note-line")
+            with gr.Row(elem_classes="rl-actions rl-progress-row"):
+                self.progress = gr.HTML("", elem_id="rl-compare-progress", elem_classes="rl-note-line")
+                self.cancel = gr.Button("Cancel", size="sm", visible=False, elem_id="rl-compare-cancel")
             with gr.Column(visible=False, elem_id="rl-compare-result") as self.result:
                 with gr.Row(elem_classes="rl-actions"):
                     self.base = gr.Dropdown([], label="Differences to", elem_id="rl-compare-base", min_width=200)
@@ -52,6 +55,7 @@ class CompareTab:
                 self.texts = components.compare()
                 self.numbers = gr.HTML("", elem_id="rl-compare-numbers", elem_classes="rl-card")
                 self.pooled = gr.HTML("", elem_id="rl-pooled", elem_classes="rl-help")
+                self.charts = RunCharts(SEVERAL_RUNS, "rl-compare-charts")
                 self.config = gr.HTML("", elem_id="rl-compare-config", elem_classes="rl-card")
         self.shown = gr.Textbox("", visible="hidden", elem_id="rl-compare-shown")
         self.ticket = gr.State(None)
@@ -87,9 +91,7 @@ class CompareTab:
                 "their ids here.</div>"
             )
             self.ids = gr.Textbox(label="Run ids", placeholder="r1a2b…, r3c4d…", elem_id="rl-compare-ids")
-            with gr.Row():
-                self.show_ids = gr.Button("Show", elem_id="rl-compare-show", min_width=80)
-                self.cancel = gr.Button("Cancel", interactive=False, elem_id="rl-compare-cancel", min_width=80)
+            self.show_ids = gr.Button("Show", elem_id="rl-compare-show", min_width=80)
 
     @property
     def result_outputs(self) -> list[Any]:
@@ -105,6 +107,7 @@ class CompareTab:
             self.numbers,
             self.pooled,
             self.config,
+            *self.charts.outputs,
         ]
 
     @property
@@ -177,7 +180,7 @@ class CompareTab:
     def _accept(self, variants: Sequence[Any], author: str) -> tuple[Any, ...]:
         ticket = Ticket(tuple(plan_comparison(variants)), Label(author=author, tags=("comparison",)))
         off = gr.update(interactive=False)
-        return note("starting", "busy"), ticket, off, off, gr.update(interactive=True), gr.Timer(active=True)
+        return note("starting", "busy"), ticket, off, off, gr.update(visible=True), gr.Timer(active=True)
 
     def play(self, ticket: Ticket | None, request: gr.Request) -> Iterator[tuple[Any, ...]]:
         """Run one after the other, then open the comparison."""
@@ -196,14 +199,14 @@ class CompareTab:
                     continue
                 on = gr.update(interactive=True)
                 shown = self._show_runs(step.runs, line) if step.runs else [skip, skip, line, *[skip] * rest]
-                yield on, on, gr.update(interactive=False), skip, *shown
+                yield on, on, gr.update(visible=False), skip, *shown
         finally:
             self.service.end(session)
 
     def stop(self, request: gr.Request) -> tuple[Any, Any]:
         """A click on Cancel: what has run is kept and shown."""
         heard = self.service.stop("compare " + (request.session_hash or ""))
-        return note("stopping after this step" if heard else "nothing is running"), gr.update(interactive=False)
+        return note("stopping after this step" if heard else "nothing is running"), gr.update(visible=False)
 
     def tell_place(self, request: gr.Request) -> Any:
         """While the comparison waits in the queue: how many are before it."""
@@ -268,6 +271,9 @@ class CompareTab:
             tables.metrics_table(runs, names, base, speedups),
             tables.pooled_line(runs),
             tables.configuration_table(runs, names, only_differences=True, base=base),
+            *self.charts.draw(
+                {f"{tables.letter(i)} {w}": r for i, (r, w) in enumerate(zip(runs, labels, strict=True))}
+            ),
         ]
 
     def _labels(self, runs: Sequence[Run]) -> tuple[list[str], list[float | None]]:

@@ -64,11 +64,10 @@ class HistoryTab:
                 self.yes = gr.Button("Delete for good", variant="stop", size="sm", elem_id="rl-do-delete-yes")
                 self.no = gr.Button("Keep", size="sm", elem_id="rl-do-delete-no")
             self.note = gr.HTML("", elem_id="rl-history-note", elem_classes="rl-note-line")
-            with gr.Column(visible=False, elem_id="rl-details", elem_classes="rl-card") as self.details:
-                with gr.Row():
-                    self.name = gr.Textbox(label="Name", max_length=200, elem_id="rl-edit-name")
-                    self.tags = gr.Textbox(label="Tags", info="Separated by commas.", elem_id="rl-edit-tags")
-                self.remark = gr.Textbox(label="Note", lines=2, max_lines=8, elem_id="rl-edit-note")
+            with gr.Row(visible=False, elem_id="rl-details", elem_classes="rl-card") as self.details:
+                self.name = gr.Textbox(label="Name", max_length=200, elem_id="rl-edit-name")
+                self.tags = gr.Textbox(label="Tags, separated by commas", elem_id="rl-edit-tags")
+                self.remark = gr.Textbox(label="Note", lines=1, max_lines=8, elem_id="rl-edit-note")
                 self.save = gr.Button("Save", size="sm", variant="primary", elem_id="rl-do-save")
             self.table = history_table()
             with gr.Row(elem_classes="rl-pager"):
@@ -306,13 +305,17 @@ class HistoryTab:
         try:
             return self._open(act.one_of(act.read_selection(picked), "open"))
         except RedlineError as error:
-            return [*[gr.skip()] * 4, note(str(error), "error")]
+            return self._not_opened(str(error))
 
     def _open(self, run_id: Any) -> list[Any]:
-        feed, caption, line = self.shell.built["playground"].show(run_id)
-        if not isinstance(feed, str):
-            return [*[gr.skip()] * 4, line]
-        return [feed, caption, line, gr.Tabs(selected="playground"), ""]
+        shown = self.shell.built["playground"].show(run_id)
+        if isinstance(shown, str):
+            return self._not_opened(shown)
+        return [*shown, gr.Tabs(selected="playground"), ""]
+
+    def _not_opened(self, sentence: str) -> list[Any]:
+        outputs = len(self.shell.built["playground"].stage_outputs) + 1
+        return [*[gr.skip()] * outputs, note(sentence, "error")]
 
     def run_again(self, request: gr.Request, picked: str, typed: str) -> list[Any]:
         """The same request once more; the controls show it."""

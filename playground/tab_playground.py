@@ -22,11 +22,12 @@ from playground.history_view import export_name
 from playground.notes import note, people_before
 from playground.playing import Ticket, frames
 from playground.queue_position import people_ahead
+from playground.run_charts import ONE_RUN, RunCharts
 from playground.saving import Label
 from playground.service import plan_run
 from playground.shell import LIGHT, MODEL_WORK, QUICK, Shell, TabSpec
 from playground.stage import Stage
-from playground.stored_view import show_example, show_stored
+from playground.stored_view import find_stored, show_example, stored_view
 
 ID = "playground"
 
@@ -70,18 +71,19 @@ class PlaygroundTab:
             with gr.Column(scale=7, min_width=320, elem_id="rl-centre", elem_classes="rl-centre"):
                 self.caption = gr.HTML("", elem_id="rl-caption", elem_classes="rl-caption")
                 self.stage.build_centre()
+                self.charts = RunCharts(ONE_RUN, "rl-run-charts")
             with gr.Column(scale=4, min_width=280, elem_id="rl-right", elem_classes="rl-right"):
                 self.stage.build_right()
         self.download = Download("rl-playground-download")
         self.ticket = gr.State(None)
         self.shown_id = gr.State(None)
         self.waiting = gr.Timer(0.6, active=False)
-        self.load_outputs: list[Any] = [self.stage.feed, self.caption, self.note]
+        self.load_outputs: list[Any] = self.stage_outputs
 
     @property
     def stage_outputs(self) -> list[Any]:
-        """Feed, caption and note: the outputs of ``show_stored``."""
-        return [self.stage.feed, self.caption, self.note]
+        """The outputs of ``show``: feed, caption, note and charts."""
+        return [self.stage.feed, self.caption, self.note, *self.charts.outputs]
 
     @property
     def ticket_outputs(self) -> list[Any]:
@@ -111,6 +113,7 @@ class PlaygroundTab:
                 self.waiting,
                 self.unsaved,
                 self.shown_id,
+                *self.charts.outputs,
             ],
             **MODEL_WORK,
         )
@@ -141,18 +144,20 @@ class PlaygroundTab:
         session = request.session_hash or ""
         stop = self.service.begin(session)
         skip = gr.skip()
+        same = [skip] * len(self.charts.outputs)
         quiet = (skip, gr.Timer(active=False), gr.update(visible=False), None)
-        yield skip, note("starting", "busy"), skip, skip, *quiet
+        yield skip, note("starting", "busy"), skip, skip, *quiet, *self.charts.clear()
         try:
             for frame in frames(ticket, self.service.execute(ticket.plan, ticket.label, stop)):
                 line = note(frame.text, frame.kind, frame.fraction)
                 value, caption = (skip, skip) if frame.feed is None else (frame.feed, "")
                 if not frame.finished:
-                    yield value, line, caption, skip, skip, skip, skip, skip
+                    yield value, line, caption, skip, skip, skip, skip, skip, *same
                     continue
                 buttons = (gr.update(interactive=True), gr.update(interactive=False))
                 shown = frame.run.id if frame.run else None
-                yield value, line, caption, *buttons, skip, gr.update(visible=frame.unsaved), shown
+                charts = self.charts.draw({frame.run.id: frame.run}) if frame.run else same
+                yield value, line, caption, *buttons, skip, gr.update(visible=frame.unsaved), shown, *charts
         finally:
             self.service.end(session)
 
@@ -184,9 +189,13 @@ class PlaygroundTab:
 
     # --- what other tabs and addresses show here --------------------------------------------------------------
 
-    def show(self, run_id: Any) -> tuple[Any, Any, Any]:
-        """Values for ``stage_outputs``: a stored run to replay."""
-        return show_stored(self.shell.store, run_id)
+    def show(self, run_id: Any) -> list[Any] | str:
+        """Values for ``stage_outputs``, a stored run to replay; or the sentence that says why there is none."""
+        found = find_stored(self.shell.store, run_id)
+        if isinstance(found, str):
+            return found
+        feed, caption, line = stored_view(self.shell.store, found)
+        return [feed, caption, line, *self.charts.draw({found.run.id: found.run})]
 
     def fill(self, request: GenerationRequest) -> list[Any]:
         """Values for the controls, in their order, that lead to ``request``."""
@@ -196,12 +205,15 @@ class PlaygroundTab:
 
     def on_load(self, view: View) -> list[Any]:
         """The run that the address names; without one, the recorded example."""
-        line: Any = note(view.problem, "error") if view.problem and view.tab == ID else ""
+        problem = view.problem if view.tab == ID else None
         if view.tab == ID and view.run_id:
-            feed, caption, line = self.show(view.run_id)
-            if isinstance(feed, str):
-                return [feed, caption, line]
-        return [*show_example(), line]
+            shown = self.show(view.run_id)
+            if not isinstance(shown, str):
+                return shown
+            problem = shown
+        run, feed, caption = show_example()
+        charts = self.charts.draw({"example": run}) if run else self.charts.clear()
+        return [feed, caption, note(problem, "error") if problem else "", *charts]
 
 
 def _use_example(example: Example) -> list[Any]:
