@@ -12,8 +12,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from storage.database import Database
+from storage.errors import RunNotFound
 from storage.models import RunRow, TraceRow
-from storage.rows import find_row, tags_of
+from storage.rows import tags_of
 from storage.sweep import settle
 
 _FROM_ROW = (
@@ -60,6 +61,9 @@ _SAMPLING = (
 )
 COLUMNS = (*_FROM_ROW, *_SAMPLING, "chat", "tags", "note", "error", "prompt", "text")
 
+_CHUNK = 500
+"""Runs that are read at once."""
+
 _FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
 
 
@@ -86,11 +90,17 @@ def export(database: Database, ids: Sequence[str]) -> str:
 
 
 def _rows(session: Session, ids: list[str], dead: set[str]) -> Iterator[dict[str, Any]]:
-    for run_id in ids:
-        row = find_row(session, run_id)
-        body = json.loads(session.scalar(sa.select(TraceRow.body).where(TraceRow.run_id == run_id)) or "{}")
-        yield _values(row, body, tags_of(session, [run_id]).get(run_id, ()), dead)
-        session.expunge(row)
+    for start in range(0, len(ids), _CHUNK):
+        some = ids[start : start + _CHUNK]
+        query = sa.select(RunRow, TraceRow.body).join(TraceRow, TraceRow.run_id == RunRow.id)
+        rows = {row.id: (row, body) for row, body in session.execute(query.where(RunRow.id.in_(some)))}
+        tags = tags_of(session, some)
+        for run_id in some:
+            if run_id not in rows:
+                raise RunNotFound(run_id)
+            row, body = rows[run_id]
+            yield _values(row, json.loads(body), tags.get(run_id, ()), dead)
+        session.expunge_all()
 
 
 def _values(row: RunRow, body: Mapping[str, Any], tags: Sequence[str], dead: set[str]) -> dict[str, Any]:

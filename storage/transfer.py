@@ -14,9 +14,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from decoder.errors import TraceError
-from decoder.trace import Run, Step
+from decoder.trace import Run
 from storage import labels
-from storage.codec import encode_step
+from storage.codec import dump
 from storage.database import Database
 from storage.errors import ImportRefused, StorageError, one_line
 from storage.models import RunRow
@@ -183,11 +183,8 @@ def _entry(
         meta = RunMeta(run.id, "", (), "", author, now, state, False, source)
     else:
         meta = _meta(raw_meta, meta_path or "meta", run.id, state, source)
-    return _Entry(path, run, meta, _payloads(run.steps))
-
-
-def _payloads(steps: Sequence[Step]) -> list[tuple[int, str]]:
-    return [(index, encode_step(step)) for index, step in enumerate(steps)]
+    # Run.from_json has checked every step: as they stand in the file they are what it read.
+    return _Entry(path, run, meta, [(index, dump(step)) for index, step in enumerate(raw["steps"])])
 
 
 def _meta(data: Any, path: str, run_id: str, state: State, source: str) -> RunMeta:
