@@ -210,12 +210,13 @@ def _convert(gguf: Path, folder: Path, progress: Progress) -> None:
             model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         # The weights are plain bf16 now: nothing of the GGUF's quantisation may stay in the saved configuration.
-        model.hf_quantizer = None
+        setattr(model, "hf_quantizer", None)  # noqa: B010 (the stubs know it as a module)
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         progress(0.9, f"saving {folder.name}")
         model.save_pretrained(work, safe_serialization=True)
         tokenizer.save_pretrained(work)
+        work.chmod(0o755)
         # The folder appears whole or not at all; whoever comes second finds it there.
         try:
             work.rename(folder)
@@ -277,7 +278,8 @@ def _load(name: str, dtype: str, device: str, progress: Progress, role: str) -> 
             trust_remote_code=False,
             attn_implementation="sdpa",
         )
-        return model.to(torch.device(device)).eval().requires_grad_(False)
+        torch.nn.Module.to(model, device)
+        return model.eval().requires_grad_(False)
 
     model = _guarded(name, role, build)
     reason = _unsupported(model.config)

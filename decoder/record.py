@@ -60,15 +60,16 @@ class Outcome:
         self.answer = answer
         emitted_before = len(row.output)
         for token in [*(self.drafts[node] for node in self.path), self.own]:
-            special = token in stop_ids
-            piece = text.push(token)
             self.emitted.append(token)
-            if special:
-                # The end token is shown, but it is not part of the answer.
-                self.texts.append(piece or text.flush())
+            if token in stop_ids:
+                # The end token is shown, but it is not part of the answer; half a character before it is.
+                rest = text.flush()
+                self.answer += rest
+                self.texts.append(rest + text.label(token))
                 stopped_by_request = token in row.request.stop_ids
                 self.finish = FinishReason.STOP if stopped_by_request else FinishReason.EOS
                 break
+            piece = text.push(token)
             self.texts.append(piece)
             self.answer += piece
             cut = _first_stop(self.answer, stop, len(self.answer) - len(piece))

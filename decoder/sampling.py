@@ -69,13 +69,13 @@ class Sampler:
         self._counts: Tensor | None = None
         if params.penalised:
             self._in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-            self._in_prompt[torch.tensor(list(prompt_ids), device=device)] = True
+            self._in_prompt[torch.tensor(list(prompt_ids), dtype=torch.long, device=device)] = True
             self._counts = torch.zeros(vocab_size, device=device)
 
     def commit(self, ids: Sequence[int]) -> None:
         """Count tokens that reached the output."""
         if self._counts is not None and ids:
-            index = torch.tensor(list(ids), device=self._counts.device)
+            index = torch.tensor(list(ids), dtype=torch.long, device=self._counts.device)
             self._counts.index_add_(0, index, torch.ones(len(ids), device=self._counts.device))
 
     def logits(

@@ -256,6 +256,7 @@ class ModelRunner:
                 raise ValueError(f"row {row} has {self.lengths[row]} tokens and cannot be rolled back to {length}")
         self.lengths = list(lengths)
 
+    @torch.inference_mode()
     def keep_path(self, row: int, start: int, nodes: Sequence[int]) -> None:
         sources = torch.tensor([start + node for node in nodes], dtype=torch.long, device=self.device)
         if len(nodes) and list(nodes) != list(range(len(nodes))):

@@ -6,6 +6,7 @@ whole character with the last, so that the pieces always join to the text.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -35,9 +36,19 @@ class TokenText:
         self._labels: dict[int, str] = {}
         self.special = frozenset(getattr(tokenizer, "all_special_ids", ()))
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._byte_level = "ByteLevel" in type(getattr(backend, "decoder", None)).__name__ or "ByteLevel" in str(
-            getattr(backend, "decoder", "")
-        )
+        self._byte_level = "ByteLevel" in repr(getattr(backend, "decoder", None))
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """The bytes that a token stands for, where the tokenizer is byte-level BPE; None otherwise."""
+        if not self._byte_level:
+            return None
+        raw = self.tokenizer.convert_ids_to_tokens(token)
+        if raw is None:
+            return b""
+        table = _byte_of_char()
+        if token not in self.special and all(c in table for c in raw):
+            return bytes(table[c] for c in raw)
+        return str(raw).encode()
 
     def label(self, token: int) -> str:
         r"""What token ``token`` stands for on its own; bytes that are no whole character are written ``\xF0\x9F``."""
@@ -51,10 +62,9 @@ class TokenText:
             return f"<{token}>"
         if token in self.special:
             return str(raw)
-        if self._byte_level:
-            table = _byte_of_char()
-            if all(c in table for c in raw):
-                return _show_bytes(bytes(table[c] for c in raw))
+        data = self.bytes_of(token)
+        if data is not None:
+            return _show_bytes(data)
         if len(raw) == 6 and raw.startswith("<0x") and raw.endswith(">"):
             return _show_bytes(bytes([int(raw[3:5], 16)]))
         if "▁" in raw:
@@ -71,7 +81,7 @@ def _show_bytes(data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        return data.decode("utf-8", errors="backslashreplace").replace("\\x", "\\x").upper().replace("\\X", "\\x")
+        return "".join(chr(b) if 0x20 <= b < 0x7F else f"\\x{b:02X}" for b in data)
 
 
 class TextStream:
@@ -79,13 +89,17 @@ class TextStream:
 
     def __init__(self, tokens: TokenText, prompt_ids: Sequence[int]) -> None:
         self._tokens = tokens
-        # A few prompt tokens give the decoder its context (leading spaces of SentencePiece).
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        # Other tokenizers need the tokens around a token: a few of the prompt's give the first one its context.
         self._ids: list[int] = list(prompt_ids[-_WINDOW:])
         self._start = 0
         self._read = len(self._ids)
 
     def push(self, token: int) -> str:
         """Add a token; returns the text it completes ("" in the middle of a character)."""
+        data = self._tokens.bytes_of(token)
+        if data is not None:
+            return self._utf8.decode(data)
         self._ids.append(token)
         before = self._tokens.decode(self._ids[self._start : self._read])
         after = self._tokens.decode(self._ids[self._start :])
@@ -93,10 +107,14 @@ class TextStream:
             return ""
         return self._take(before, after)
 
+    def label(self, token: int) -> str:
+        """What a token stands for on its own."""
+        return self._tokens.label(token)
+
     def flush(self) -> str:
-        """The rest of an incomplete character at the end of a run (as replacement characters), or ""."""
+        """The rest of an incomplete character at the end of a run (as a replacement character), or ""."""
         if self._read == len(self._ids):
-            return ""
+            return self._utf8.decode(b"", final=True)
         before = self._tokens.decode(self._ids[self._start : self._read])
         return self._take(before, self._tokens.decode(self._ids[self._start :]))
 

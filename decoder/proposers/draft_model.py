@@ -24,6 +24,8 @@ def autoregress(runner: Runner, rows: Sequence[Row], ks: Sequence[int], u: Tenso
     pending = [row.tokens[length:] for row, length in zip(rows, runner.lengths, strict=True)]
     longest = max(len(p) for p in pending)
     first = torch.tensor([p + [0] * (longest - len(p)) for p in pending], device=device)
+    # A target with a padded head may emit an id that the draft's embedding does not have.
+    first = first.clamp_max(runner.vocab_size - 1)
     logits = runner.forward(first, [len(p) for p in pending], last=True)
     ids = torch.zeros(len(rows), width, dtype=torch.long, device=device)
     q = torch.empty(len(rows), width, vocab_size, device=device)

@@ -1,0 +1,177 @@
+"""The runner's cache: whatever was appended, rolled back, padded or branched, logits are those of a fresh pass."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import decoder.target as module
+from decoder.target import ModelRunner, first_layers
+from tests.tiny import runner, tiny_llama
+
+CLOSE = {"atol": 2e-4, "rtol": 1e-4}
+
+
+def fresh(ids: list[int], seed: int = 0) -> torch.Tensor:
+    """Logits [T, V] of one pass without any cache."""
+    with torch.inference_mode():
+        return tiny_llama(seed)(input_ids=torch.tensor([ids])).logits[0]
+
+
+def some_ids(n: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(1, 384) for _ in range(n)]
+
+
+def test_appending_and_rolling_back_equals_a_fresh_pass() -> None:
+    model = runner()
+    model.reset(1)
+    rng = random.Random(1)
+    text: list[int] = []
+    for _ in range(40):
+        new = some_ids(rng.randrange(1, 7), rng.randrange(10**6))
+        logits = model.forward(torch.tensor([new]))[0]
+        text += new
+        assert torch.allclose(logits, fresh(text)[-len(new) :], **CLOSE)
+        back = rng.randrange(0, min(4, len(text)))
+        text = text[: len(text) - back]
+        model.rollback([len(text)])
+    assert model.lengths == [len(text)]
+
+
+def test_the_allocated_size_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = some_ids(70)
+    results = []
+    for bucket in (8, 64, 2048):
+        monkeypatch.setattr(module, "BUCKET", bucket)
+        model = runner()
+        model.reset(1)
+        parts = [model.forward(torch.tensor([ids[i : i + 7]]))[0] for i in range(0, 70, 7)]
+        results.append(torch.cat(parts))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[1], results[2])
+
+
+def test_a_used_buffer_gives_what_a_new_one_gives() -> None:
+    model = runner()
+    model.reset(1)
+    model.forward(torch.tensor([some_ids(500)]))
+    model.reset(1)
+    ids = some_ids(20, 4)
+    again = model.forward(torch.tensor([ids]))[0]
+    assert torch.allclose(again, fresh(ids), **CLOSE)
+
+
+@pytest.mark.parametrize("length", [1023, 1024, 1025, 2500])
+def test_a_long_prompt_in_chunks_gives_the_last_row(length: int) -> None:
+    model = runner()
+    model.reset(1)
+    ids = some_ids(length)
+    last = model.forward(torch.tensor([ids]), last=True)
+    assert last.shape == (1, 1, 384)
+    assert torch.allclose(last[0, 0], fresh(ids)[-1], **CLOSE)
+    assert model.lengths == [length]
+
+
+def test_rows_of_different_length_are_exact() -> None:
+    """Ragged: each row has its own length, count and rollback, and padding is never attended."""
+    model = runner()
+    model.reset(3)
+    texts = [some_ids(5, 1), some_ids(11, 2), some_ids(8, 3)]
+    longest = max(map(len, texts))
+    padded = torch.tensor([t + [7] * (longest - len(t)) for t in texts])
+    last = model.forward(padded, [len(t) for t in texts], last=True)
+    for b, text in enumerate(texts):
+        assert torch.allclose(last[b, 0], fresh(text)[-1], **CLOSE)
+    rng = random.Random(9)
+    for _ in range(15):
+        counts = [rng.randrange(0, 5) for _ in texts]
+        counts[rng.randrange(3)] = 4
+        new = [some_ids(c, rng.randrange(10**6)) for c in counts]
+        logits = model.forward(torch.tensor([n + [5] * (4 - len(n)) for n in new]), counts)
+        for b, tokens in enumerate(new):
+            texts[b] = texts[b] + tokens
+            if tokens:
+                assert torch.allclose(logits[b, : len(tokens)], fresh(texts[b])[-len(tokens) :], **CLOSE)
+        texts = [t[: len(t) - rng.randrange(0, 3)] for t in texts]
+        model.rollback([len(t) for t in texts])
+
+
+def test_ragged_prompts_longer_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PREFILL_CHUNK", 16)
+    model = runner()
+    model.reset(3)
+    texts = [some_ids(5, 1), some_ids(50, 2), some_ids(32, 3)]
+    padded = torch.tensor([t + [7] * (50 - len(t)) for t in texts])
+    last = model.forward(padded, [len(t) for t in texts], last=True)
+    for b, text in enumerate(texts):
+        assert torch.allclose(last[b, 0], fresh(text)[-1], **CLOSE)
+    assert model.lengths == [5, 50, 32]
+
+
+def test_a_tree_sees_its_ancestors_and_the_kept_path_stays() -> None:
+    model = runner()
+    model.reset(1)
+    prompt = some_ids(9)
+    model.forward(torch.tensor([prompt]))
+    nodes = some_ids(6, 5)
+    parents = [None, None, 0, 1, 3, 3]
+    logits = model.forward(torch.tensor([[42, *nodes]]), parents=parents)[0]
+    for node in range(6):
+        chain, at = [], node
+        while at is not None:
+            chain.insert(0, nodes[at])
+            at = parents[at]
+        assert torch.allclose(logits[node + 1], fresh([*prompt, 42, *chain])[-1], **CLOSE)
+    model.keep_path(0, 10, [1, 3, 5])
+    assert model.lengths == [13]
+    after = model.forward(torch.tensor([[77]]))[0, 0]
+    kept = [*prompt, 42, nodes[1], nodes[3], nodes[5], 77]
+    assert torch.allclose(after, fresh(kept)[-1], **CLOSE)
+
+
+def test_the_first_layers_share_weights_and_cache_and_disturb_nothing() -> None:
+    model = runner()
+    exit_model = first_layers(model, 2)
+    assert exit_model.kv is model.kv
+    assert exit_model.model.model.layers[0] is model.model.model.layers[0]
+    assert model.model.config.num_hidden_layers == 3
+    model.reset(1)
+    prompt = some_ids(12)
+    model.forward(torch.tensor([prompt]))
+    exit_model.lengths = list(model.lengths)
+    shallow = exit_model.forward(torch.tensor([[5]]))[0, 0]
+    short = tiny_llama(0, 3)
+    with torch.inference_mode():
+        hidden = short.model(input_ids=torch.tensor([[*prompt, 5]]), output_hidden_states=True).hidden_states[2]
+        expected = short.lm_head(short.model.norm(hidden))[0, -1]
+    assert torch.allclose(shallow, expected, **CLOSE)
+    exit_model.forward(torch.tensor([[6]]))
+    after = model.forward(torch.tensor([[9]]))[0, 0]
+    assert torch.allclose(after, fresh([*prompt, 9])[-1], **CLOSE)
+
+
+@pytest.mark.parametrize("layers", [0, 3, 7])
+def test_an_exit_that_does_not_exist_is_refused(layers: int) -> None:
+    with pytest.raises(ValueError, match="exit after 1 to 2"):
+        first_layers(runner(), layers)
+
+
+def test_a_rollback_never_lengthens() -> None:
+    model = runner()
+    model.reset(1)
+    model.forward(torch.tensor([[1, 2, 3]]))
+    with pytest.raises(ValueError, match="cannot be rolled back"):
+        model.rollback([4])
+
+
+def test_memory_does_not_grow_with_runs() -> None:
+    model = ModelRunner(tiny_llama(), context=512, device="cpu")
+    sizes = []
+    for n in (30, 200, 30, 200):
+        model.reset(1)
+        model.forward(torch.tensor([some_ids(n)]))
+        sizes.append(model.kv.rows[0].keys.numel())
+    assert len(set(sizes)) == 1
