@@ -41,7 +41,7 @@ _here_lock = threading.Lock()
 def new_writer(owner: object) -> Writer:
     """An identity for ``owner`` in this process; it counts as alive until ``retire`` or until ``owner`` is gone."""
     pid = os.getpid()
-    writer = Writer(host_name(), pid, _started(pid) or "", secrets.token_hex(16))
+    writer = Writer(host_name(), pid, _own_start(pid), secrets.token_hex(16))
     with _here_lock:
         _here[writer.token] = owner
     return writer
@@ -57,7 +57,7 @@ def is_alive(writer: Writer, heartbeat: datetime | None) -> bool:
     """False when nobody will write to this run any more. ``heartbeat`` is aware."""
     if writer.host != host_name():
         return heartbeat is not None and datetime.now(UTC) - heartbeat < STALE_AFTER
-    if writer.pid == os.getpid() and writer.started == (_started(writer.pid) or ""):
+    if writer.pid == os.getpid() and writer.started == _own_start(writer.pid):
         with _here_lock:
             return writer.token in _here
     started = _started(writer.pid)
@@ -71,6 +71,12 @@ def host_name() -> str:
     with contextlib.suppress(OSError):
         name += "/" + os.readlink("/proc/self/ns/pid")
     return name[:255]
+
+
+@lru_cache(maxsize=1)
+def _own_start(pid: int) -> str:
+    """The mark of this process; ``pid`` is its own id, which a fork changes."""
+    return _started(pid) or ""
 
 
 def _started(pid: int) -> str | None:
