@@ -1,0 +1,133 @@
+"""Controls to a request and back, and what excludes what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decoder.errors import RequestError
+from decoder.request import GenerationRequest, SamplingParams
+from playground.controls import (
+    CONTROLS,
+    excluded,
+    from_request,
+    read_bias,
+    read_lengths,
+    read_stops,
+    to_request,
+    write_stops,
+)
+
+START = from_request(GenerationRequest(prompt="Hello", proposer="ngram"))
+
+
+def test_the_start_values_name_every_control() -> None:
+    assert tuple(START) == CONTROLS
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        GenerationRequest(prompt="Hello"),
+        GenerationRequest(prompt="Hello", chat=False, proposer="ngram", ngram_min=2, ngram_max=7, k=9),
+        GenerationRequest(prompt="a", system_prompt="", proposer="draft-model", draft="smollm2-draft"),
+        GenerationRequest(prompt="a", system_prompt="be brief", proposer="prediction", prediction="b\n\tc"),
+        GenerationRequest(
+            prompt="a",
+            proposer="early-exit",
+            exit_layer=5,
+            stop=("\n\n", "a\\n", "\t"),
+            stop_ids=(1, 2),
+            ignore_eos=True,
+            sampling=SamplingParams(
+                temperature=0.7,
+                top_k=40,
+                top_p=0.9,
+                min_p=0.05,
+                repetition_penalty=1.1,
+                logit_bias=((5, -1.5),),
+                seed=9,
+            ),
+            dtype="float32",
+            device="cpu",
+        ),
+    ],
+)
+def test_a_request_survives_the_controls(request_: GenerationRequest) -> None:
+    assert to_request(from_request(request_)) == request_
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"prompt": "  "}, "the prompt is empty"),
+        ({"k": 0}, "between 1 and 64"),
+        ({"k": 1.5}, "whole number"),
+        ({"k": None}, "k (draft length) is empty"),
+        ({"k": "four"}, "must be a number"),
+        ({"temperature": float("nan")}, "must be a number"),
+        ({"top_p": 0}, "top-p must be above 0"),
+        ({"seed": -1}, "seed must be between"),
+        ({"max_new_tokens": 10**9}, "max new tokens must be between"),
+        ({"target": " "}, "no target is chosen"),
+        ({"proposer": "oracle"}, "unknown proposer"),
+        ({"proposer": "prediction"}, "prediction needs the text"),
+        ({"logit_bias": "12 = 3"}, "token id: bias"),
+        ({"stop_ids": "1, x"}, "'x' is not a token id"),
+        ({"prompt": 7}, "must be text"),
+    ],
+)
+def test_bad_values_get_a_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        to_request({**START, **change})
+    assert sentence in str(caught.value)
+
+
+def test_what_the_proposer_does_not_use_stays_out() -> None:
+    request = to_request({**START, "prediction": "left over", "draft": "left over", "exit_layer": 3})
+    assert (request.prediction, request.draft, request.exit_layer) == (None, None, 0)
+
+
+def test_numbers_from_the_page_may_be_floats() -> None:
+    request = to_request({**START, "k": 4.0, "seed": 3.0})
+    assert (request.k, request.sampling.seed) == (4, 3)
+    assert isinstance(request.k, int)
+
+
+@given(st.lists(st.text(st.characters(blacklist_categories=("Cs",)), min_size=1), max_size=5))
+def test_stop_strings_survive_their_text_field(stops: list[str]) -> None:
+    assert read_stops(write_stops(tuple(stops))) == tuple(stops)
+
+
+def test_exclusions_give_reasons() -> None:
+    reasons = excluded({"proposer": "none", "temperature": 0, "mode": "raw"})
+    assert reasons["baseline"]
+    assert "is the baseline" in reasons["baseline"]
+    assert reasons["top_p"]
+    assert "greedy" in reasons["top_p"]
+    assert reasons["system_prompt"]
+    assert "raw" in reasons["system_prompt"]
+    assert reasons["draft"]
+    assert reasons["prediction"]
+    assert reasons["k"]
+    reasons = excluded({"proposer": "draft-model", "temperature": 0.5, "mode": "chat", "system_mode": "own"})
+    assert not any(reasons[name] for name in ("draft", "k", "baseline", "top_p", "system_prompt"))
+    assert excluded({"proposer": "draft-model"}, has_drafts=False)["draft"]
+
+
+def test_lengths() -> None:
+    assert read_lengths("1, 2 4,8 2") == (1, 2, 4, 8)
+    for text in ("", "0", "65", "x", "1;2", "-3", "9" * 40):
+        with pytest.raises(RequestError):
+            read_lengths(text)
+    with pytest.raises(RequestError, match="too many"):
+        read_lengths(" ".join(str(n) for n in range(1, 20)))
+
+
+def test_biases() -> None:
+    assert read_bias("5: -1.5\n\n 7 : 2") == ((5, -1.5), (7, 2.0))
+    with pytest.raises(RequestError, match="is not a number"):
+        read_bias("5: x")

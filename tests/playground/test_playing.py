@@ -1,0 +1,111 @@
+"""From a ticket to what the page shows: feed lines and sentences."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decoder.request import GenerationRequest
+from playground.comparing import Progress, by_length, by_proposer, progress
+from playground.playing import Frame, Ticket, frames
+from playground.saving import Label
+from playground.service import ModelService, plan_comparison, plan_run
+from storage import open_store
+from tests.playground.fake_engine import FakeEngine, fake_load
+
+REQUEST = GenerationRequest(prompt="Why is the sky blue?", proposer="ngram", k=3)
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def service(tmp_path: Path, engine: FakeEngine) -> Iterator[ModelService]:
+    with open_store(f"sqlite:///{tmp_path / 'runs.db'}") as store:
+        made = ModelService(store, fake_load(engine))
+        yield made
+        made.close()
+
+
+def shown(service: ModelService, request: GenerationRequest, baseline: bool = True) -> list[Frame]:
+    ticket = Ticket(tuple(plan_run(request, baseline=baseline)), Label())
+    return list(frames(ticket, service.execute(ticket.plan, ticket.label, threading.Event())))
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_feed_only_grows_and_ends_with_the_baseline(service: ModelService) -> None:
+    found = shown(service, REQUEST)
+    texts = [frame.feed for frame in found if frame.feed is not None]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    entries = lines(texts[-1])
+    assert [e["type"] for e in entries[:2]] == ["begin", "step"]
+    ends = [e for e in entries if e["type"] == "end"]
+    assert len(ends) == 2
+    assert ends[0]["no_baseline_reason"] == "the baseline is being measured"
+    assert ends[1]["baseline"]["id"] == found[-1].baseline.id
+    assert ends[1]["break_even"]["speedup"] > 0
+    assert found[-1].finished
+    assert found[-1].kind == "good"
+
+
+def test_progress_is_said(service: ModelService, engine: FakeEngine) -> None:
+    engine.delay = 0.01
+    said = " | ".join(frame.text for frame in shown(service, REQUEST))
+    assert "reading the prompt" in said
+    assert "tokens" in said
+    assert "measuring the baseline" in said
+
+
+def test_an_error_is_shown_with_what_is_kept(service: ModelService, engine: FakeEngine) -> None:
+    engine.crash_at = 2
+    last = shown(service, REQUEST)[-1]
+    assert last.kind == "error"
+    assert "the matrix is singular" in last.text
+    assert "tokens before it are kept" in last.text
+    assert lines(last.feed or "")[-1]["type"] == "end"
+
+
+def test_a_run_that_cannot_start_leaves_the_stage_alone(service: ModelService) -> None:
+    last = shown(service, REQUEST.replace(target="missing"))[-1]
+    assert last.feed is None
+    assert last.kind == "error"
+    assert last.finished
+
+
+def test_two_feeds_never_share_a_seq(service: ModelService) -> None:
+    seqs = {lines(shown(service, REQUEST, baseline=False)[-1].feed or "")[0]["seq"] for _ in range(2)}
+    assert len(seqs) == 2
+
+
+def test_a_comparison_reports_its_share_and_ends_with_the_baseline_first(service: ModelService) -> None:
+    plan = plan_comparison(by_length(REQUEST, (1, 4)))
+    found: list[Progress] = list(progress(plan, service.execute(plan, Label(), threading.Event())))
+    shares = [step.fraction for step in found if step.fraction is not None]
+    assert shares == sorted(shares)
+    assert found[-1].runs is not None
+    assert [run.proposer for run in found[-1].runs] == ["none", "ngram", "ngram"]
+    assert "done: 3 runs" in found[-1].text
+
+
+def test_a_comparison_needs_something_that_drafts() -> None:
+    with pytest.raises(ValueError, match="choose a proposer"):
+        by_length(REQUEST.replace(proposer="none"), (1, 2))
+    with pytest.raises(ValueError, match="at least two"):
+        by_proposer(REQUEST, ["ngram"], "")
+    with pytest.raises(ValueError, match="not offered"):
+        by_proposer(REQUEST, ["ngram", "<script>"], "")
+    with pytest.raises(ValueError, match="Predicted output: prediction needs"):
+        by_proposer(REQUEST, ["ngram", "prediction"], "")
+    variants = by_proposer(REQUEST, ["ngram", "prediction"], "The sky")
+    assert [variant.prediction for _, variant in variants] == [None, "The sky"]
