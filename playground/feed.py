@@ -2,14 +2,15 @@
 
 A feed is text that grows by whole lines, so that Gradio sends small differences and the browser parses only what is
 new. The first line is ``begin``, then one ``step`` line per step, then ``end`` (again when a baseline arrives later:
-the last ``end`` counts). Another ``seq`` means another run. ``<`` is written as ``\\u003c``, so that no line can hold a
-tag. No Gradio and no torch in here.
+the last ``end`` counts). Another ``seq`` means another run. While a long run is live, ``tail`` of the text is enough.
+``<`` is written as ``\\u003c``, so that no line can hold a tag. No Gradio and no torch in here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -53,6 +54,8 @@ def _head(run: Run) -> dict[str, Any]:
     data["request"] = request
     data["prompt_preview"] = _cut(str(run.request.get("prompt", "")))
     data["num_prompt_tokens"] = len(run.prompt_ids)
+    # The steps also show the end token or stop string, which are not part of the text.
+    data["num_text_chars"] = len(run.text)
     return data
 
 
@@ -68,6 +71,21 @@ def begin_line(run: Run, meta: Any | None, live: bool, seq: int) -> str:
 def step_line(step: Step) -> str:
     """One step, with the keys of schema 1."""
     return _line("step", step=step.to_json())
+
+
+def tail(text: str, limit: int = 240_000) -> str:
+    """What a live run has to hand over of ``text`` (a feed that began): all of it, or its last part.
+
+    Gradio's page compares the whole value at each update, which would slow a run of thousands of tokens down. The part
+    begins with a ``resume`` line, grows like the feed itself, starts anew every ``limit`` characters, and repeats the
+    last quarter of ``limit``, so that updates may be skipped. Hand over all of ``text`` when the run is over.
+    """
+    chunk = len(text) // limit
+    seq = re.match(r'\{"type":"begin","seq":(\d+),', text)
+    if chunk == 0 or seq is None:
+        return text
+    start = text.index("\n", chunk * limit - limit // 4) + 1
+    return _line("resume", seq=int(seq[1]), chunk=chunk) + text[start:]
 
 
 def timeline(run: Run) -> list[list[float]]:

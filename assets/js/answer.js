@@ -23,7 +23,7 @@
     const switcher = h("div.rl-switch", { role: "group", "aria-label": "Show the answer as" });
     const tools = h("div.rl-tools", { role: "group", "aria-label": "What to show" });
     const flow = h("div.rl-flow", { role: "listbox", "aria-label": "Answer, token by token", "aria-orientation": "horizontal", dir: "auto" });
-    const empty = h("p.rl-empty", { text: "The answer appears here, marked like a manuscript: what the draft wrote and the target kept, struck out or put right." });
+    const empty = h("p.rl-blank", { text: "The answer appears here, marked like a manuscript: what the draft wrote and the target kept, struck out or put right." });
     const problem = h("p.rl-problem", { role: "alert", hidden: true });
     const legend = h("div.rl-legend", { "aria-label": "What the marks mean" });
     const toggles = {};
@@ -47,7 +47,7 @@
     };
     toggle("rejected", "rejected", "Show or hide drafts that were refused");
     toggle("untested", "never tested", "Show or hide drafts that were thrown away untested");
-    toggle("whitespace", "spaces ␣ ↵", "Show spaces, tabs and line breaks");
+    toggle("whitespace", "spaces", "Show spaces, tabs and line breaks");
     for (const mark of ["accepted", "corrected", "rejected", "untested", "bonus", "target"]) legend.append(marks.sample(mark));
 
     root.append(
@@ -101,8 +101,13 @@
     body.addEventListener("scroll", () => {
       atEnd = body.scrollTop + body.clientHeight >= body.scrollHeight - 40;
     }, { passive: true });
+    let pending = 0;
     const follow = () => {
-      if (store.state.live && store.state.follow && atEnd) body.scrollTop = body.scrollHeight;
+      if (!store.state.live || !store.state.follow || !atEnd || pending) return;
+      pending = requestAnimationFrame(() => {
+        pending = 0;
+        body.scrollTop = body.scrollHeight;
+      });
     };
 
     const redraw = () => {
@@ -163,7 +168,7 @@
       else R.setText(note, meta && meta.state === "interrupted" ? "interrupted: these are the steps it had" : "as the editor left it");
       const error = end && run.error;
       problem.hidden = !error;
-      R.setText(problem, error ? `The run ended with an error: ${run.error} What was decoded before it is kept.` : "");
+      R.setText(problem, error ? `The run ended with an error: ${run.error}${/[.!?]$/.test(run.error) ? "" : "."} What was decoded before it is kept.` : "");
     };
 
     settle();
@@ -182,6 +187,10 @@
         empty.hidden = false;
         reserve();
         status();
+        // Where everything is stacked, the answer to a Run would begin out of sight.
+        if (store.state.live && window.innerWidth <= 700) {
+          root.scrollIntoView({ behavior: R.reducedMotion() ? "auto" : "smooth", block: "start" });
+        }
       } else if (event === "steps") {
         append(detail.from);
         status();
@@ -199,7 +208,15 @@
           const element = at && elements.get(marks.key(at));
           if (element) element.classList.toggle("rl-hover", on);
         }
-      } else if (event === "end") status();
+      } else if (event === "end") {
+        status();
+        for (const row of store.state.rows.slice(-20)) {
+          for (const token of row.tokens) {
+            const element = token.beyond ? elements.get(marks.key(token)) : null;
+            if (element && options.mode === "text") marks.fillFlow(element, token, options.whitespace);
+          }
+        }
+      }
     };
   };
 })();

@@ -47,6 +47,7 @@
 
   const NB = "\u00a0";
   const known = (x) => typeof x === "number" && Number.isFinite(x);
+  const grouped = new Intl.NumberFormat("en");
   const fmt = (R.fmt = {
     known,
     /** Probability or rate as per cent; never rounds to a certainty that is none. */
@@ -78,7 +79,7 @@
     },
     ms1: (x) => (known(x) ? `${x.toFixed(1)}` : "unknown"),
     fixed: (x, digits) => (known(x) ? x.toFixed(digits) : "unknown"),
-    int: (x) => (known(x) ? Math.round(x).toLocaleString("en") : "unknown"),
+    int: (x) => (known(x) ? grouped.format(Math.round(x)) : "unknown"),
     count: (n, one, many) => `${fmt.int(n)} ${n === 1 ? one : many || one + "s"}`,
   });
 

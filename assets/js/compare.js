@@ -34,7 +34,7 @@
     }
     R.clear(root);
     if (!data || !Array.isArray(data.runs) || data.runs.length === 0) {
-      root.append(h("p.rl-empty", { text: "Choose two or more runs: their texts are laid out token under token." }));
+      root.append(h("p.rl-blank", { text: "Choose two or more runs: their texts are laid out token under token." }));
       return;
     }
     const letters = data.runs.map((_, n) => String.fromCharCode(65 + (n % 26)));

@@ -46,7 +46,7 @@
           const own = marks.chip(row, row.own, "button");
           element.set(marks.key(row.own), own);
           holder.append(h("span.rl-arrow", { text: "→", "aria-hidden": "true" }), own);
-        } else if (row.step.drafts.length) holder.append(h("span.rl-nodraft", { text: "→ the run stopped here" }));
+        } else if (row.step.drafts.length) holder.append(h("span.rl-nodraft", { text: "→ end of run" }));
       }
       lines.append(holder);
     });
@@ -56,7 +56,7 @@
   R.views.ladder = (root) => {
     const rowsBox = h("div.rl-rows", { role: "list", "aria-label": "Steps" });
     const scroller = h("div.rl-ladder", { tabindex: "0", role: "region", "aria-label": "Step ladder" }, rowsBox);
-    const empty = h("p.rl-empty", { text: "One row per step: what was drafted, what became of it, what the target put in, and where the time went." });
+    const empty = h("p.rl-blank", { text: "One row per step: what was drafted, what became of it, what the target put in, and where the time went." });
     root.append(empty, scroller);
 
     const drawn = new Map();
@@ -65,6 +65,7 @@
     let scale = 1;
     let slowest = 0;
     let pending = 0;
+    let stick = false;
 
     const height = (row) => Math.max(1, row.lines.length) * LINE;
 
@@ -132,6 +133,8 @@
     const draw = () => {
       pending = 0;
       const rows = store.state.rows;
+      if (stick) scroller.scrollTop = offsets[offsets.length - 1];
+      stick = false;
       empty.hidden = rows.length > 0;
       scroller.classList.toggle("rl-quiet", rows.length === 0);
       if (!rows.length) return;
@@ -207,8 +210,9 @@
         draw();
       } else if (event === "steps") {
         measure(detail.from);
-        if (store.state.live && store.state.follow) scroller.scrollTop = scroller.scrollHeight;
-        draw();
+        stick = store.state.live && store.state.follow;
+        if (stick) soon();
+        else draw();
       } else if (event === "position") {
         for (const index of drawn.keys()) style(index);
         if (!(store.state.live && store.state.follow) && !store.state.selection) reveal(detail.to);

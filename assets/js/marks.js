@@ -61,8 +61,11 @@
     const space = token.mark === "accepted" || !words.trim() ? "" : words.match(/^ */)[0];
     text.render(element, space, mode);
     const stroke = h("span.rl-stroke");
-    text.render(stroke, words.slice(space.length), mode, token.flow === null ? 400 : Infinity);
+    const rest = words.slice(space.length);
+    const behind = token.beyond ? [...rest].slice(-token.beyond).join("") : "";
+    text.render(stroke, rest.slice(0, rest.length - behind.length), mode, token.flow === null ? 400 : Infinity);
     element.append(stroke);
+    if (behind) element.append(text.render(h("span.rl-beyond", { title: "ended the text; not part of it" }), behind, "chip"));
   };
 
   /** The name of a mark, set as it looks. */

@@ -39,7 +39,13 @@
     speedup: () => {
       const { end, live } = store.state;
       const b = end && end.break_even;
-      const reason = end ? end.no_baseline_reason : live ? "it runs after this run" : "";
+      const reason = end ? end.no_baseline_reason : live ? "not measured yet" : "";
+      if (plainRun()) {
+        return {
+          value: "baseline", small: true, words: "others are measured against this run",
+          tip: ["This run drafts nothing: it is what a speed-up is measured against.", "baseline ms per token ÷ a run's ms per token", ""],
+        };
+      }
       return {
         value: b ? `${fmt.fixed(b.speedup, 2)}×` : "no baseline",
         small: !b,
@@ -49,13 +55,13 @@
     },
     length: (m) => ({
       value: fmt.known(m.mean_acceptance_length) ? fmt.fixed(m.mean_acceptance_length, 2) : nothingDrafted(m),
-      small: !fmt.known(m.mean_acceptance_length),
+      small: !fmt.known(m.mean_acceptance_length) && nothingDrafted(m) !== WAIT,
       words: "mean acceptance length",
       tip: ["Tokens that a drafting step commits on average: its kept drafts and the target's own token.", "1 + accepted ÷ drafting steps", fmt.known(m.mean_acceptance_length) ? `1 + ${fmt.int(m.num_accepted_draft_tokens)} ÷ ${fmt.int(m.num_spec_steps)} = ${fmt.fixed(m.mean_acceptance_length, 2)}` : ""],
     }),
     rate: (m) => ({
       value: fmt.known(m.draft_acceptance_rate) ? fmt.pct(m.draft_acceptance_rate) : nothingDrafted(m),
-      small: !fmt.known(m.draft_acceptance_rate),
+      small: !fmt.known(m.draft_acceptance_rate) && nothingDrafted(m) !== WAIT,
       words: "of the drafts accepted",
       tip: ["Acceptance rate. Alone it proves nothing: a slow draft that is often right can still lose.", "accepted ÷ drafted", fmt.known(m.draft_acceptance_rate) ? `${fmt.int(m.num_accepted_draft_tokens)} ÷ ${fmt.int(m.num_draft_tokens)} = ${fmt.pct(m.draft_acceptance_rate)}` : ""],
     }),
@@ -80,7 +86,7 @@
     const ended = run.finish_reason ? FINISH[run.finish_reason] : live ? "still running" : meta && meta.state === "interrupted" ? "interrupted" : "unknown";
     return [
       ["Prefill", run.prefill_ms > 0 ? fmt.ms(run.prefill_ms) : WAIT, "The target's pass over the prompt; apart from decoding."],
-      ["Decode", fmt.ms(m.decode_ms), "All steps after the first token: draft + verify + overhead."],
+      ["Decode", m.num_decode_steps ? fmt.ms(m.decode_ms) : WAIT, "All steps after the first token: draft + verify + overhead."],
       ["Steps", `${fmt.int(m.num_decode_steps)}${m.num_plain_steps && m.num_spec_steps ? ` (${fmt.int(m.num_plain_steps)} undrafted)` : ""}`, "Rounds of propose, verify, commit, after the first token."],
       ["Tokens", fmt.int(store.totals.tokens), "Tokens in the answer, the first one included."],
       ["Tokens per step", fmt.known(m.tokens_per_step) ? fmt.fixed(m.tokens_per_step, 2) : rows.length ? "no step yet" : WAIT, "Of all steps, drafting or not, corrections and bonus tokens included."],
@@ -119,7 +125,7 @@
     const words = h("span.rl-key");
     for (const [part, ms] of [["draft", m.draft_ms], ["verify", m.verify_ms], ["overhead", m.overhead_ms]]) {
       if (ms > 0) strip.append(h("i", { "data-part": part, style: `flex-grow:${(ms / total).toFixed(4)}` }));
-      words.append(h("span", {}, h("i", { "data-part": part }), `${part} ${fmt.pct(ms / total)}`));
+      if (ms > 0) words.append(h("span", {}, h("i", { "data-part": part }), `${part} ${fmt.pct(ms / total)}`));
     }
     box.append(strip, words);
   };
@@ -143,7 +149,7 @@
     const verdict = h("p.rl-break-even");
     const list = h("dl.rl-facts");
     const split = h("div.rl-split");
-    const empty = h("p.rl-empty", { text: "Speed, measured speed-up, acceptance and time to first token stand here after a run." });
+    const empty = h("p.rl-blank", { text: "Speed, measured speed-up, acceptance and time to first token stand here after a run." });
     root.append(h("h2.rl-title.rl-hidden", { text: "Numbers" }), notSpeculating, empty, grid, verdict, split, list);
 
     const draw = () => {

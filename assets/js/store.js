@@ -60,9 +60,14 @@
         continue;
       }
       if (entry.type === "begin") {
+        // The same run again, whole, after its last part: what is drawn stays.
+        if (entry.seq === state.seq && state.run && state.run.id === entry.run.id) continue;
         begin(entry);
         fresh = true;
-      } else if (entry.type === "step") addStep(entry.step);
+      } else if (entry.type === "step") {
+        // A step may come twice (see feed.tail); one that comes too early waits for the whole feed.
+        if (entry.step.index === state.rows.length) addStep(entry.step);
+      } else if (entry.type === "resume" && entry.seq !== state.seq) break;
       else if (entry.type === "end") {
         state.end = entry;
         state.run = entry.run;
@@ -77,6 +82,7 @@
     }
     if (ended) {
       closeParts();
+      markEnd();
       state.live = false;
       notify("end");
       if (!state.selection) selectDefault();
@@ -130,6 +136,19 @@
       open = [];
     }
     if (touched.size) notify("parts", { rows: [...touched].filter((index) => index !== row.index) });
+  };
+
+  /** Mark what stands behind the answer's end: the end token, or the stop string, as `beyond` characters per token. */
+  const markEnd = () => {
+    const { run, rows } = state;
+    if (!["eos", "stop"].includes(run.finish_reason) || !Number.isInteger(run.num_text_chars)) return;
+    const kept = rows.flatMap((row) => row.order.map((index) => row.tokens[index]).filter((token) => token.emitted));
+    const size = (token) => [...(token.flow || "")].length;
+    let surplus = kept.reduce((sum, token) => sum + size(token), 0) - run.num_text_chars;
+    for (let i = kept.length - 1; i >= 0 && surplus > 0; i -= 1) {
+      kept[i].beyond = Math.min(surplus, size(kept[i]));
+      surplus -= kept[i].beyond;
+    }
   };
 
   const closeParts = () => {

@@ -233,7 +233,7 @@
       }
       const row = store.state.rows[at.step];
       title.replaceChildren("Why ", ...R.why.title(row, token));
-      R.setText(note, token.draft ? place(row, token) : row.index === 0 ? "step 0, prefill" : `step ${row.index}, the target's token`);
+      R.setText(note, token.draft ? place(row, token) : row.index === 0 ? "step 0, prefill" : `step ${row.index}, target`);
       root.dataset.mark = token.mark;
       sentence.replaceChildren(...R.why.sentence(row, token));
       parts.hidden = !token.part;

@@ -5,11 +5,10 @@ once per page, pass ``head_html()`` to ``launch(head=...)``, set the feed's valu
 """
 
 from playground.components.assets import head_html, styles
-from playground.components.stage import answer, charts, compare, feed, ladder, numbers, race, scrubber, why
+from playground.components.stage import answer, compare, feed, ladder, numbers, race, scrubber, why
 
 __all__ = [
     "answer",
-    "charts",
     "compare",
     "feed",
     "head_html",

@@ -18,7 +18,6 @@ SCRIPTS = (
     "numbers",
     "race",
     "scrubber",
-    "charts",
     "compare",
     "address",
     "mount",

@@ -80,11 +80,6 @@ def race(elem_id: str | None = None) -> gr.HTML:
     return _view("race", "Race", elem_id)
 
 
-def charts(elem_id: str | None = None) -> gr.HTML:
-    """Acceptance by position, accepted per step, time per step: small charts of one run, each with its table."""
-    return _view("charts", "Patterns", elem_id)
-
-
 def compare(value: str = "", elem_id: str = "rl-compare") -> gr.HTML:
     """Several runs token under token. ``value`` is the JSON of ``playground.align.compare_value``."""
     return gr.HTML(

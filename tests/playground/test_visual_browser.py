@@ -25,7 +25,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-VIEWS = ("answer", "numbers", "scrubber", "ladder", "charts", "why", "race")
+VIEWS = ("answer", "numbers", "scrubber", "ladder", "why", "race")
 ORIGIN = "http://redline.test"
 PAGE = f"""<!doctype html><html><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">{head_html()}
@@ -266,6 +266,20 @@ def test_nothing_moves_while_tokens_arrive_and_nothing_is_drawn_twice(stage: Sta
     assert stage.page.locator(".rl-flow .rl-tok").count() == sum(len(s.drafts) + 1 for s in run.steps) - int(
         all(e.source is Source.ACCEPTED for e in run.steps[-1].emitted)
     )
+
+
+def test_a_long_live_run_may_be_handed_over_in_parts_and_whole_at_the_end(stage: Stage) -> None:
+    run = vr.long_run(400)
+    text = feed.begin_line(run.replace(finish_reason=None), None, True, 6)
+    for number, step in enumerate(run.steps):
+        text += feed.step_line(step)
+        if number % 3 == 0 and not 60 < number < 90:  # updates may be skipped, even many
+            stage.js("text => Redline.feed(text)", feed.tail(text, limit=20_000))
+    stage.js("() => { window.first = document.querySelector('.rl-tok'); }")
+    stage.js("text => Redline.feed(text)", text + feed.end_line(run))
+    assert stage.js("window.first === document.querySelector('.rl-tok')")
+    assert stage.js("Redline.store.state.rows.map((row) => row.index)") == list(range(len(run.steps)))
+    assert stage.js("Redline.store.totals.tokens") == len(run.output_ids)
 
 
 def test_a_later_end_line_brings_the_baseline(stage: Stage) -> None:

@@ -120,3 +120,25 @@ def test_the_timeline_starts_at_the_first_token_and_sums_the_steps() -> None:
     assert points[0] == [71.0, 1]
     assert points[-1][0] == pytest.approx(71.0 + run.decode_ms, abs=0.01)
     assert sum(int(n) for _, n in points) == len(run.output_ids)
+
+
+def test_the_tail_of_a_short_feed_is_the_feed() -> None:
+    text = feed.whole(RUNS["sampled"], None, None, 3)
+    assert feed.tail(text) == text
+    assert feed.tail("") == ""
+
+
+def test_the_tail_of_a_long_feed_is_short_grows_by_lines_and_overlaps() -> None:
+    run = vr.long_run(600)
+    text, before, seen = feed.begin_line(run, None, True, 8), "", 0
+    for step in run.steps:
+        text += feed.step_line(step)
+        part = feed.tail(text, limit=60_000)
+        assert len(part) < 60_000 + 15_000 + 12_000
+        if not part.startswith(before):
+            entries = lines(part)
+            assert entries[0]["type"] == "resume"
+            assert entries[0]["seq"] == 8
+            assert entries[1]["step"]["index"] <= seen, "a skipped update would lose a step"
+        assert lines(part)[-1]["step"]["index"] == step.index
+        before, seen = part, step.index
