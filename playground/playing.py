@@ -74,7 +74,7 @@ def frames(ticket: Ticket, events: Iterator[ModelEvent]) -> Iterator[Frame]:
             case Stepped(0, steps):
                 text += "".join(feed.step_line(step) for step in steps)
                 tokens += sum(len(step.emitted) for step in steps)
-                yield Frame(text, f"{tokens} of at most {limit} tokens", fraction=tokens / limit)
+                yield Frame(feed.tail(text), f"{tokens} of at most {limit} tokens", fraction=tokens / limit)
             case Ended(0, ended, problem):
                 run, unsaved = ended, problem
                 more = len(ticket.plan) > 1 and ended.finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
