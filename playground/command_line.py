@@ -13,13 +13,16 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from decoder.catalog import DEFAULT_TARGET
 from decoder.errors import RedlineError
 from playground import auth
+
+if TYPE_CHECKING:
+    from playground.model_thread import Load
 
 DEFAULT_DB = "sqlite:///redline.db"
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -71,7 +74,7 @@ def serve(
             "everything; give --auth FILE (lines from `python app.py hash-password`)",
             file=sys.stderr,
         )
-    _serve(host, port, db, target, users)
+    run_server(host, port, db, target, users)
 
 
 @app.command("hash-password")
@@ -133,7 +136,10 @@ def quiet_environment() -> None:
         os.environ.pop(name, None)
 
 
-def _serve(host: str, port: int, db: str, target: str, users: dict[str, str] | None) -> None:
+def run_server(
+    host: str, port: int, db: str, target: str, users: dict[str, str] | None, load: Load | None = None
+) -> None:
+    """Serve until the process is asked to end, then save what is going on. ``load`` replaces the decoder (tests)."""
     quiet_environment()
     from storage import open_store
 
@@ -143,7 +149,7 @@ def _serve(host: str, port: int, db: str, target: str, users: dict[str, str] | N
     from playground.app_factory import build_app, launch_options
     from playground.service import ModelService
 
-    service = ModelService(store)
+    service = ModelService(store, load) if load else ModelService(store)
     demo = build_app(store, service, target=target, signed_in=users is not None)
     options: dict[str, Any] = launch_options()
     if users is not None:

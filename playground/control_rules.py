@@ -46,7 +46,7 @@ def _offer(target: Any, proposer: Any, chosen: Any) -> tuple[Any, Any]:
     names = [value for _, value in offered]
     lost = ""
     if isinstance(chosen, str) and chosen and chosen not in names:
-        reason = pairs.misfit(name, chosen)
+        reason = pairs.misfit(name, chosen) if pairs.is_here(name) else None
         if reason is None:
             offered.append((chosen, chosen))
             names.append(chosen)

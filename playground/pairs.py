@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from pathlib import Path
 
 from decoder import catalog
 from decoder.errors import RedlineError
@@ -26,12 +27,20 @@ def misfit(target: str, draft: str) -> str | None:
     return reasons[0] if reasons else None
 
 
+def is_here(target: str) -> bool:
+    """True when ``target`` can be read without a network."""
+    entry = catalog.find(target)
+    return entry.present if entry is not None else Path(target).expanduser().exists()
+
+
 def draft_choices(target: str, chosen: str | None = None, *, check: bool = False) -> tuple[list[tuple[str, str]], str]:
     """Drafts to offer for ``target`` as label and name, and a line on those that are not offered.
 
     Without ``check`` only drafts that were made for the target are offered, which needs no file to be read. With it
-    every draft that is here is checked against the target, and one that does not fit is named with the reason.
+    every draft that is here is checked against the target, and one that does not fit is named with the reason; a
+    target that would have to be downloaded first is not asked, the run itself will say what does not fit.
     """
+    check = check and is_here(target)
     offered: list[tuple[str, str]] = []
     left_out: list[str] = []
     for entry in catalog.drafts():

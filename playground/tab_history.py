@@ -133,10 +133,10 @@ class HistoryTab:
     def wire(self) -> None:
         """Connect everything."""
         listed = self._list_outputs()
-        for box in (self.text, self.since, self.until):
+        for box in (self.since, self.until):
             box.submit(self.filtered, [self.view, *self.filters], listed, **QUICK)
             box.blur(self.filtered, [self.view, *self.filters], listed, **QUICK)
-        self.text.input(self.filtered, [self.view, *self.filters], listed, trigger_mode="always_last", **QUICK)
+        self.text.change(self.filtered, [self.view, *self.filters], listed, trigger_mode="always_last", **QUICK)
         for choice in (self.target, self.proposer, self.k, self.tag, self.author, self.kept):
             choice.input(self.filtered, [self.view, *self.filters], listed, **QUICK)
         self.back.click(self.newer, [self.view, *self.filters], listed, **QUICK)

@@ -26,7 +26,7 @@
   const shared = new URLSearchParams(location.search);
   const extra = (params) => {
     for (const [key, value] of shared) if (key.startsWith("__")) params.set(key, value);
-    const text = params.toString();
+    const text = params.toString().replaceAll("%2C", ",");
     return location.pathname + (text ? "?" + text : "");
   };
   const setAddress = (params) => history.replaceState(history.state, "", extra(params));
@@ -38,6 +38,7 @@
   shell.opened = () => {
     opened = true;
   };
+  shell.isOpen = () => opened;
 
   shell.tabSelected = (id) => {
     if (!opened || id === tab) return;
@@ -52,7 +53,7 @@
   shell.compareAddress = (ids) => {
     const params = new URLSearchParams();
     params.set("compare", ids);
-    const address = extra(params).replaceAll("%2C", ",");
+    const address = extra(params);
     if (tab === "compare") history.replaceState(history.state, "", address);
     else kept.compare = "?" + address.split("?")[1];
   };
