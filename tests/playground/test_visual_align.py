@@ -73,3 +73,18 @@ def test_the_value_names_marks_steps_and_what_was_struck() -> None:
 
 def test_the_value_holds_no_tag() -> None:
     assert "<" not in compare_value([hostile_run()])
+
+
+def test_a_comma_in_common_does_not_tear_two_texts_apart() -> None:
+    one = [1, 2, 3, 4, 5, 99, 6]
+    other = [11, 99, 12, 13, 14, 15, 16]
+    assert align([one, other]) == [[n, n] for n in range(7)]
+
+
+def test_a_long_insertion_is_kept_where_enough_follows() -> None:
+    base = list(range(20))
+    other = [*range(5), *range(100, 110), *range(5, 20)]
+    columns = align([base, other])
+    assert columns[5] == [None, 5]
+    assert columns[-1] == [19, 29]
+    assert len(columns) == 30
