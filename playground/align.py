@@ -9,6 +9,10 @@ from typing import Any
 
 from decoder.trace import Run, Source, Verdict
 
+_TEAR = 3
+"""A match of n tokens may open a gap of at most this times n columns: a comma in common is no reason to tear two texts
+apart, and where they have nothing in common, token stands against token."""
+
 Column = list[int | None]
 """One place of the alignment: per run the index of its token there, or None."""
 
@@ -56,11 +60,18 @@ def _blocks(base: Sequence[int], other: Sequence[int]) -> list[tuple[int, int, i
     end = 0
     while end < limit - start and base[-1 - end] == other[-1 - end]:
         end += 1
+    if abs(len(base) - len(other)) > _TEAR * end:
+        end = 0
     middle = SequenceMatcher(None, base[start : len(base) - end], other[start : len(other) - end], autojunk=False)
+    matches = [(start + m.a, start + m.b, m.size) for m in middle.get_matching_blocks() if m.size]
     blocks = [(0, start, 0, start)] if start else []
-    blocks += [(a + start, b + start, c + start, d + start) for _, a, b, c, d in middle.get_opcodes()]
-    if end:
-        blocks.append((len(base) - end, len(base), len(other) - end, len(other)))
+    a, b = start, start
+    for at, against, size in [*matches, (len(base) - end, len(other) - end, end)]:
+        last = at == len(base) - end
+        if not last and abs((at - a) - (against - b)) > _TEAR * size:
+            continue
+        blocks += [(a, at, b, against), (at, at + size, against, against + size)]
+        a, b = at + size, against + size
     return blocks
 
 

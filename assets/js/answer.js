@@ -157,7 +157,8 @@
       const request = (store.state.run && store.state.run.request) || {};
       const tokens = store.state.live ? Number(request.max_new_tokens) || 128 : 0;
       const width = Math.max(280, body.clientWidth || 640);
-      const lines = Math.ceil((tokens * 6.5 * 8.4) / width) + 1;
+      // Six or seven characters a token, of eight pixels, and as much again for what is struck out.
+      const lines = Math.ceil((tokens * 2.2 * 6.5 * 8.4) / width) + 1;
       body.style.setProperty("--rl-answer-lines", store.state.live ? String(Math.max(5, lines)) : "4");
     };
 

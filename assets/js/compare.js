@@ -71,13 +71,16 @@
     const layout = () => {
       const probe = h("span.rl-chip", { text: "0".repeat(20) });
       body.replaceChildren(probe);
-      const ch = probe.getBoundingClientRect().width / 22 || 7.5;
-      const room = Math.max(16, Math.floor((body.clientWidth - 40) / ch));
+      const ch = (probe.getBoundingClientRect().width - 14) / 20 || 7.3;
+      const room = body.clientWidth - 36;
       const lines = [];
       let line = null;
       let used = Infinity;
       columns.forEach((entry, index) => {
-        const need = 3 + Math.max(1, ...entry.map((at, n) => (at === null || at === undefined ? 1 : width(data.runs[n].tokens[at].text))));
+        const need = 6 + Math.max(...entry.map((at, n) => {
+          if (at === null || at === undefined) return 14;
+          return 14 + ch * width(data.runs[n].tokens[at].text) + (data.runs[n].rejected?.[at] ? 13 : 0);
+        }));
         if (used + need > room) {
           line = h("div.rl-cmp-line", {}, label());
           lines.push(line);

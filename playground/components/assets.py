@@ -24,7 +24,20 @@ SCRIPTS = (
 )
 """In order of need: each file uses only what stands before it."""
 
-STYLES = ("tokens", "gradio", "redline")
+STYLES = (
+    "tokens",
+    "page",
+    "controls",
+    "card",
+    "marks",
+    "answer",
+    "numbers",
+    "ladder",
+    "why",
+    "race",
+    "compare",
+    "narrow",
+)
 
 
 def _read(folder: str, name: str) -> str:
