@@ -131,6 +131,7 @@
       const { part } = store.token(to);
       if (part && options.mode === "text") elements.get(marks.key(part.group[part.of - 1]))?.classList.add("rl-sel-whole");
       if (focus && root.contains(document.activeElement)) element.focus({ preventScroll: true });
+      if (!store.state.chosen) body.scrollTop = 0;
       reveal(element);
     };
 
@@ -144,12 +145,12 @@
     };
 
     /** Rows whose visibility changes between two positions; nothing else is touched. */
-    const veil = (from, to) => {
+    const veil = (from, to, still) => {
       const groups = flow.children;
       const [low, high] = from < to ? [from + 1, to] : [to + 1, from];
       for (let i = Math.max(0, low); i <= high && i < groups.length; i += 1) groups[i].classList.toggle("rl-future", i > to);
       const group = groups[to];
-      if (group && !(store.state.live && store.state.follow)) reveal(group);
+      if (group && !still) reveal(group);
     };
 
     /** Room for what is to come, so that nothing below moves while the answer grows. */
@@ -202,7 +203,7 @@
             if (element && options.mode === "tokens") marks.fillChip(element, token);
           }
         }
-      } else if (event === "position") veil(detail.from, detail.to);
+      } else if (event === "position") veil(detail.from, detail.to, detail.still);
       else if (event === "selection") frame(detail.from, detail.to, detail.focus);
       else if (event === "hover") {
         for (const [at, on] of [[detail.from, false], [detail.to, true]]) {

@@ -78,7 +78,7 @@
     const start = fresh ? 0 : from;
     if (state.rows.length > start) {
       notify("steps", { from: start });
-      if (state.follow) moveTo(state.rows.length - 1, { quiet: true });
+      if (state.follow) moveTo(state.rows.length - 1, { quiet: true, still: true });
     }
     if (ended) {
       closeParts();
@@ -162,14 +162,15 @@
 
   const last = () => state.rows.length - 1;
 
-  /** Show the state after step `index`. While a run is live, the last step keeps following the feed. */
-  const moveTo = (index, { select = false, quiet = false, focus = false } = {}) => {
+  /** Show the state after step `index`. While a run is live, the last step keeps following the feed. `quiet`: nothing
+      is said aloud; `still`: nothing scrolls. */
+  const moveTo = (index, { select = false, quiet = false, still = false, focus = false } = {}) => {
     const to = Math.max(Math.min(index, last()), Math.min(0, last()));
     const from = state.position;
     state.follow = !state.live || to === last();
     if (to !== from) {
       state.position = to;
-      notify("position", { from, to, quiet });
+      notify("position", { from, to, quiet, still });
     }
     const beyond = state.selection && state.selection.step > to;
     if (to >= 0 && (select || beyond)) {

@@ -56,7 +56,7 @@
     const a = draft.accept_prob;
     if (fmt.known(a) && a >= 1) return null;
     if (oneHot(draft)) return ["It may stay with that probability, ", strong(fmt.prob(a)), "."];
-    return [`It may stay with probability ${fmt.prob(draft.p)} ÷ ${fmt.prob(draft.q)} = `, strong(fmt.prob(a)), "."];
+    return [`It may stay with probability ${fmt.prob(draft.p)}\u00a0÷\u00a0${fmt.prob(draft.q)} = `, strong(fmt.prob(a)), "."];
   };
 
   const accepted = (row, token) => {
