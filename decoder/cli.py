@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -28,9 +27,9 @@ app = typer.Typer(
 err = Console(stderr=True, highlight=False)
 
 
-def one_line(error: BaseException) -> str:
-    """An error as a single line for stderr."""
-    return " ".join(str(error).split()) or type(error).__name__
+def one_line(text: str) -> str:
+    """Any text as a single line for stderr."""
+    return " ".join(text.split())
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -42,13 +41,14 @@ def run_typer(application: typer.Typer, argv: list[str] | None = None) -> None:
     """Run any of Redline's Typer applications with the error manners above."""
     try:
         code = application(argv, standalone_mode=False)
-    except click.ClickException as error:
-        print(f"error: {one_line_of_click(error)}", file=sys.stderr)
+    except typer.TyperException as error:
+        sentence = error.format_message() if hasattr(error, "format_message") else str(error)
+        print(f"error: {one_line(sentence)} (see --help)", file=sys.stderr)
         raise SystemExit(2) from None
     except RedlineError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
         raise SystemExit(2) from None
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         print("stopped", file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:
@@ -56,11 +56,6 @@ def run_typer(application: typer.Typer, argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     raise SystemExit(code if isinstance(code, int) else 0)
-
-
-def one_line_of_click(error: click.ClickException) -> str:
-    """Click's message with the command that helps."""
-    return " ".join(error.format_message().split()) + " (see --help)"
 
 
 def read_prompt(text: str) -> str:
