@@ -143,7 +143,7 @@ def run_audit(plan: AuditPlan, report: Callable[[float, str], None] = lambda f, 
         oracle = oracle_greedy(base)
         for name in names:
             tick(f"greedy {name}: {kind}")
-            greedy.append(check_greedy(_with_proposer(base, name, plan, oracle.text), kind, oracle))
+            greedy.append(check_greedy(with_proposer(base, name, plan, oracle.text), kind, oracle))
     sampled: list[SampledCheck] = []
     if plan.samples:
         request = _sampled_request(plan)
@@ -154,7 +154,7 @@ def run_audit(plan: AuditPlan, report: Callable[[float, str], None] = lambda f, 
                 continue
             tick(f"sampling with {name}")
             ours, drafted = _samples(
-                _with_proposer(request, name, plan, " red green blue red green"),
+                with_proposer(request, name, plan, " red green blue red green"),
                 plan.samples,
                 plan.seed,
                 report,
@@ -164,7 +164,7 @@ def run_audit(plan: AuditPlan, report: Callable[[float, str], None] = lambda f, 
     return AuditResult(plan, tuple(greedy), tuple(sampled))
 
 
-def _with_proposer(request: GenerationRequest, name: str, plan: AuditPlan, text: str) -> GenerationRequest:
+def with_proposer(request: GenerationRequest, name: str, plan: AuditPlan, text: str) -> GenerationRequest:
     """The request with a proposer and what it needs; the prediction is the expected text with every 12th word gone."""
     draft = None
     if name == "draft-model":
