@@ -55,7 +55,7 @@
 
   R.views.ladder = (root) => {
     const rowsBox = h("div.rl-rows", { role: "list", "aria-label": "Steps" });
-    const scroller = h("div.rl-ladder", { tabindex: "0", role: "region", "aria-label": "Step ladder" }, rowsBox);
+    const scroller = h("div.rl-ladder-scroll", { tabindex: "0", role: "region", "aria-label": "Step ladder" }, rowsBox);
     const empty = h("p.rl-blank", { text: "One row per step: what was drafted, what became of it, what the target put in, and where the time went." });
     root.append(empty, scroller);
 

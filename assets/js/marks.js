@@ -21,25 +21,23 @@
   };
 
   /** What a chip writes: the token's own text, or which part of a character it is. */
-  const fillChip = (element, token) => {
+  const fillChip = (element, token, short = element.dataset.short !== undefined) => {
     R.clear(element);
     const { part } = token;
-    if (part && token.emitted && part.n < part.of) {
-      element.append(h("span.rl-part", { text: `◌ part ${part.n} of ${part.of}` }));
-      return;
-    }
-    if (part && token.emitted && token.flow) {
+    if (part && token.emitted) {
+      const whole = part.n === part.of;
       text.render(element, token.flow, "chip", CHIP_CHARS);
-      element.append(h("span.rl-part", { text: ` ◌ part ${part.n} of ${part.of}` }));
+      const words = short ? `${part.n}/${part.of}` : `part ${part.n} of ${part.of}`;
+      element.append(h("span.rl-part", { text: `${token.flow ? " " : ""}${whole ? "" : "◌ "}${words}` }));
       return;
     }
     if (token.label) text.render(element, token.label, "chip", CHIP_CHARS);
     else element.append(h("span.rl-part", { text: token.silent ? "(no text)" : "◌" }));
   };
 
-  /** Monospaced chip for ladder, Tokens mode and sentences. */
+  /** Monospaced chip for Tokens mode and, as a button and in few words, for the ladder. */
   const chip = (row, token, tag = "span", role = null) => {
-    const element = dress(h(`${tag}.rl-chip`, tag === "button" ? { type: "button" } : {}), row, token, role);
+    const element = dress(h(`${tag}.rl-chip`, tag === "button" ? { type: "button", "data-short": "" } : {}), row, token, role);
     fillChip(element, token);
     return element;
   };

@@ -78,8 +78,8 @@
     return found;
   };
 
-  /** A step of the trace -> {index, step, tokens, order, lines, accepted, own}. */
-  const build = (step) => {
+  /** A step of the trace and a function from id to label -> {index, step, tokens, order, lines, accepted, own}. */
+  const build = (step, known) => {
     const drafts = step.drafts;
     const tree = family(drafts);
     const kept = step.emitted.filter((e) => e.source === "accepted");
@@ -95,7 +95,7 @@
     if (own) {
       tokens.push({
         step: step.index, token: drafts.length, mark: own.source, id: own.id,
-        label: own.text || lookUp(step, own.id), draft: null, flow: own.text, emitted: own, part: null,
+        label: own.text || known(own.id), draft: null, flow: own.text, emitted: own, part: null,
       });
     }
     const order = readingOrder(drafts, tree);
@@ -105,13 +105,6 @@
       lines: lines(drafts, tree), accepted: kept.length, rejected: tokens.find((t) => t.mark === "rejected") || null,
       ms: step.draft_ms + step.verify_ms + step.overhead_ms,
     };
-  };
-
-  /** Label of a token by id, from the lists of likeliest tokens that the step kept. */
-  const lookUp = (step, id) => {
-    const lists = [step.residual_top, ...step.drafts.map((d) => d.top_p)];
-    for (const list of lists) for (const top of list) if (top.id === id) return top.text;
-    return "";
   };
 
   /** The token of a step that is worth explaining first: the refusal, else the target's own, else the last one. */

@@ -16,6 +16,8 @@
   let consumed = 0;
   let firstLine = "";
   let open = [];
+  let previous = null;
+  const labels = new Map();
 
   const notify = (event, detail) => {
     for (const view of [...views]) {
@@ -97,10 +99,20 @@
     });
     for (const name of Object.keys(totals)) totals[name] = 0;
     open = [];
+    previous = null;
+    labels.clear();
+  };
+
+  /** Labels by token id, from every list that the steps kept: what a token that adds no text would be called. */
+  const learn = (step) => {
+    for (const list of [step.drafts, step.residual_top, ...step.drafts.flatMap((d) => [d.top_p, d.top_q])]) {
+      for (const { id, text } of list) labels.set(id, text);
+    }
   };
 
   const addStep = (step) => {
-    const row = R.model.build(step);
+    learn(step);
+    const row = R.model.build(step, (id) => labels.get(id) || "");
     state.rows.push(row);
     totals.tokens += step.emitted.length;
     if (step.index > 0) {
@@ -117,13 +129,22 @@
     joinParts(row);
   };
 
+  /** True for a token such as ` \xF0\x9F`, which adds a space and begins a character. */
+  const endsInBytes = (token) => {
+    const label = labels.get(token.id) || "";
+    return label.startsWith(token.flow) && /^(\\x[0-9A-F]{2})+$/.test(label.slice(token.flow.length));
+  };
+
   /** Tokens that add nothing to the text yet wait for the one that completes the character. */
   const joinParts = (row) => {
     const touched = new Set();
     for (const index of row.order) {
       const token = row.tokens[index];
       if (!token.emitted) continue;
+      const before = previous;
+      previous = token;
       if (token.flow === "") {
+        if (!open.length && before && endsInBytes(before)) open.push(before);
         open.push(token);
         continue;
       }

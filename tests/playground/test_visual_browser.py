@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -305,6 +306,18 @@ def test_characters_over_several_tokens_are_whole_in_text_and_named_in_tokens(st
     tokens = stage.page.locator(".rl-flow").inner_text()
     assert "part 1 of 3" in tokens
     assert "part 3 of 3" in tokens
+    assert "1/3" in stage.page.get_by_role("region", name="Step ladder").inner_text()
+
+
+def test_a_space_and_the_beginning_of_a_character_may_share_a_token(stage: Stage) -> None:
+    run = vr.make_run(["So", " \\xF0\\x9F", "\\x8E", "x", "!"], accept=1.0)
+    texts = iter([" ", "", "🎂", "!"])
+    emitted = tuple(dataclasses.replace(e, text=next(texts)) for e in run.steps[1].emitted)
+    steps = (run.steps[0], dataclasses.replace(run.steps[1], emitted=emitted), *run.steps[2:])
+    stage.show(run.replace(steps=steps, text="So 🎂!"))
+    assert stage.page.locator(".rl-flow").inner_text() == "So 🎂!"
+    stage.page.get_by_role("button", name="Tokens", exact=True).click()
+    assert [f"part {n} of 3" in stage.page.locator(".rl-flow").inner_text() for n in (1, 2, 3)] == [True] * 3
 
 
 def test_what_was_not_measured_is_said_in_words(stage: Stage) -> None:
