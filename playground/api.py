@@ -96,13 +96,16 @@ def register(shell: Shell) -> None:
         label = Label(author=author_of(request.username if request else None, author), tags=("api",))
         result = None
         plan = plan_run(wanted, baseline=bool(baseline))
-        for event in shell.service.execute(plan, label, shell.service.begin(session)):
-            if isinstance(event, Failed) and event.index == 0:
-                raise gr.Error(event.sentence, print_exception=False)
-            if isinstance(event, Ended) and event.index == 0:
-                result = event.run
-            if isinstance(event, Done) and event.runs:
-                result = event.runs[0]
+        try:
+            for event in shell.service.execute(plan, label, shell.service.begin(session)):
+                if isinstance(event, Failed) and event.index == 0:
+                    raise gr.Error(event.sentence, print_exception=False)
+                if isinstance(event, Ended) and event.index == 0:
+                    result = event.run
+                if isinstance(event, Done) and event.runs:
+                    result = event.runs[0]
+        finally:
+            shell.service.end(session)
         if result is None:
             raise gr.Error("the run was stopped before it began", print_exception=False)
         return result.to_json()

@@ -52,7 +52,9 @@ def _tab_js(tab: str) -> str:
 
 def _leave(service: ModelService) -> Any:
     def leave(request: gr.Request) -> None:
-        service.forget(request.session_hash or "")
+        session = request.session_hash or ""
+        service.forget(session)
+        service.forget("compare " + session)
 
     return leave
 

@@ -1,10 +1,12 @@
 """The left column: the controls as Gradio components, and what greys them out.
 
-Names and order are those of ``controls.CONTROLS``; what may be combined with what is decided there, not here.
+Names and order are those of ``controls.CONTROLS``; what may be combined with what is decided there, not here. Numbers
+have no bounds of their own: a value that cannot be run is answered by ``to_request`` with a sentence.
 """
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from typing import Any
 
@@ -130,12 +132,12 @@ class ControlsView:
         )
         self.draft_line = gr.HTML(_help(self.draft_note_text), elem_classes="rl-help", elem_id="rl-draft-note")
         with gr.Row():
-            put["ngram_min"] = gr.Number(values["ngram_min"], minimum=1, maximum=64, precision=0, **gate("ngram_min"))
-            put["ngram_max"] = gr.Number(values["ngram_max"], minimum=1, maximum=64, precision=0, **gate("ngram_max"))
+            put["ngram_min"] = gr.Number(values["ngram_min"], precision=0, **gate("ngram_min"))
+            put["ngram_max"] = gr.Number(values["ngram_max"], precision=0, **gate("ngram_max"))
         put["prediction"] = gr.Textbox(
             values["prediction"], lines=4, max_lines=12, elem_id="rl-prediction", **gate("prediction")
         )
-        put["exit_layer"] = gr.Number(values["exit_layer"], minimum=0, precision=0, **gate("exit_layer"))
+        put["exit_layer"] = gr.Number(values["exit_layer"], precision=0, **gate("exit_layer"))
         put["k"] = gr.Slider(1, max(16, values["k"]), values["k"], step=1, elem_id="rl-k", **gate("k"))
 
     def _build_sampling(self, values: Mapping[str, Any]) -> None:
@@ -150,17 +152,17 @@ class ControlsView:
         )
         with gr.Row():
             put["max_new_tokens"] = gr.Number(
-                values["max_new_tokens"], label="Max new tokens", minimum=1, precision=0, elem_id="rl-max-tokens"
+                values["max_new_tokens"], label="Max new tokens", precision=0, elem_id="rl-max-tokens"
             )
-            put["seed"] = gr.Number(values["seed"], label="Seed", minimum=0, precision=0, elem_id="rl-seed")
+            put["seed"] = gr.Number(values["seed"], label="Seed", precision=0, elem_id="rl-seed")
         with gr.Accordion("More settings", open=False, elem_id="rl-more"):
             put["mode"] = gr.Radio(MODES, value=values["mode"], label="The prompt is", elem_id="rl-mode")
             put["system_mode"] = gr.Dropdown(SYSTEM_MODES, value=values["system_mode"], **gate("system_mode"))
             put["system_prompt"] = gr.Textbox(values["system_prompt"], lines=2, max_lines=8, **gate("system_prompt"))
             with gr.Row():
-                put["top_k"] = gr.Number(values["top_k"], minimum=0, precision=0, **gate("top_k"))
-                put["top_p"] = gr.Number(values["top_p"], minimum=0, maximum=1, step=0.05, **gate("top_p"))
-                put["min_p"] = gr.Number(values["min_p"], minimum=0, maximum=1, step=0.05, **gate("min_p"))
+                put["top_k"] = gr.Number(values["top_k"], precision=0, **gate("top_k"))
+                put["top_p"] = gr.Number(values["top_p"], step=0.05, **gate("top_p"))
+                put["min_p"] = gr.Number(values["min_p"], step=0.05, **gate("min_p"))
             with gr.Row():
                 put["repetition_penalty"] = gr.Number(
                     values["repetition_penalty"], label="Repetition penalty (1: off)", step=0.1
@@ -219,6 +221,4 @@ def _sentence(text: str) -> str:
 
 
 def _help(text: str) -> str:
-    import html
-
     return html.escape(text)

@@ -101,9 +101,13 @@ class ModelService:
     # --- stopping ---------------------------------------------------------------------------------------------
 
     def begin(self, session: str) -> threading.Event:
-        """A fresh stop signal for what ``session`` starts now."""
+        """A fresh stop signal for what ``session`` has asked for: it can be stopped while it still waits."""
         event = self._stops[session] = threading.Event()
         return event
+
+    def signal(self, session: str) -> threading.Event:
+        """The stop signal of what ``session`` has begun."""
+        return self._stops.setdefault(session, threading.Event())
 
     def end(self, session: str) -> None:
         """What ``session`` had begun is over."""

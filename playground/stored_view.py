@@ -14,7 +14,7 @@ from playground.deeplinks import is_run_id, shown
 from playground.feed import whole
 from playground.notes import note
 from playground.playing import next_seq, outcome
-from storage import Store, StoredRun
+from storage import State, Store, StoredRun
 
 
 def stored_view(store: Store, stored: StoredRun) -> tuple[str, str, str]:
@@ -30,6 +30,8 @@ def stored_view(store: Store, stored: StoredRun) -> tuple[str, str, str]:
     parts = [run.id, meta.author, meta.created_at.strftime("%Y-%m-%d %H:%M UTC")]
     caption = f"<b>{html.escape(meta.name or 'Stored run')}</b> · " + " · ".join(html.escape(p) for p in parts)
     text, kind = outcome(run)
+    if meta.state is State.RUNNING:
+        text, kind = "this run is still going on: open it again to see more of it", "info"
     return whole(run, meta, baseline, next_seq(), reason), caption, "" if kind == "good" else note(text, kind)
 
 

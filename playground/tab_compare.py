@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from playground.authors import author_of
 from playground.comparing import by_length, by_proposer, progress, proposer_options
 from playground.controls import CONTROLS, read_lengths, to_request
 from playground.deeplinks import MAX_COMPARE, View, is_run_id, shown
+from playground.history_actions import comparable, read_selection
+from playground.history_view import one_line
 from playground.notes import note, people_before
 from playground.playing import Ticket
 from playground.queue_position import people_ahead
@@ -42,6 +45,7 @@ class CompareTab:
     def build(self) -> None:
         """Make the components."""
         with gr.Column(elem_id="rl-compare-tab", elem_classes="rl-compare-tab"):
+            self.prompt = gr.HTML("", elem_id="rl-compare-prompt", elem_classes="rl-help")
             with gr.Row(elem_classes="rl-compare-start"):
                 self._build_start()
             with gr.Row(elem_classes="rl-actions rl-progress-row"):
@@ -137,7 +141,9 @@ class CompareTab:
         self.only.input(self.again, [self.shown, self.base, self.only], [self.numbers, self.config], **QUICK)
         self.shown.change(None, self.shown, None, js=_ADDRESS, show_progress="hidden", api_visibility="private")
         parts = stage.controls.parts
-        self.shell.panes[ID].select(self.offer, [parts["target"], self.proposers], self.proposers, **QUICK)
+        self.shell.panes[ID].select(
+            self.offer, [parts["prompt"], parts["target"], self.proposers], [self.prompt, self.proposers], **QUICK
+        )
         history.compare.click(
             self.from_history,
             history.picked,
@@ -146,11 +152,13 @@ class CompareTab:
             **QUICK,
         )
 
-    def offer(self, target: Any, chosen: Any) -> Any:
-        """Proposers and drafts for the target that the Playground holds now."""
+    def offer(self, prompt: Any, target: Any, chosen: Any) -> tuple[str, Any]:
+        """What the Playground holds now: its prompt, and the proposers and drafts for its target."""
         options = proposer_options(target.strip() if isinstance(target, str) else "")
         values = [value for _, value in options]
-        return gr.update(choices=options, value=[c for c in chosen or [] if c in values])
+        words = one_line(prompt if isinstance(prompt, str) else "", 140) or "the Playground holds no prompt yet"
+        line = f"New comparisons run the Playground's prompt: “{html.escape(words)}”"
+        return line, gr.update(choices=options, value=[c for c in chosen or [] if c in values])
 
     # --- running ----------------------------------------------------------------------------------------------
 
@@ -161,7 +169,7 @@ class CompareTab:
             variants = by_length(wanted, read_lengths(lengths or ""))
         except RedlineError as error:
             return self._refused(error)
-        return self._accept(variants, author_of(request.username, typed))
+        return self._accept(request, variants, author_of(request.username, typed))
 
     def start_proposers(self, request: gr.Request, chosen: Any, typed: str, *values: Any) -> tuple[Any, ...]:
         """Check everything now; the runs wait for their turn."""
@@ -172,12 +180,13 @@ class CompareTab:
             variants = by_proposer(wanted, chosen, prediction or "")
         except RedlineError as error:
             return self._refused(error)
-        return self._accept(variants, author_of(request.username, typed))
+        return self._accept(request, variants, author_of(request.username, typed))
 
     def _refused(self, error: RedlineError) -> tuple[Any, ...]:
         return (note(str(error), "error"), *[gr.skip()] * 5)
 
-    def _accept(self, variants: Sequence[Any], author: str) -> tuple[Any, ...]:
+    def _accept(self, request: gr.Request, variants: Sequence[Any], author: str) -> tuple[Any, ...]:
+        self.service.begin(_session(request))
         ticket = Ticket(tuple(plan_comparison(variants)), Label(author=author, tags=("comparison",)))
         off = gr.update(interactive=False)
         return note("starting", "busy"), ticket, off, off, gr.update(visible=True), gr.Timer(active=True)
@@ -186,8 +195,8 @@ class CompareTab:
         """Run one after the other, then open the comparison."""
         if ticket is None:
             return
-        session = "compare " + (request.session_hash or "")
-        stop = self.service.begin(session)
+        session = _session(request)
+        stop = self.service.signal(session)
         skip = gr.skip()
         rest = len(self.result_outputs) - 3
         yield skip, skip, skip, gr.Timer(active=False), skip, skip, note("starting", "busy"), *[skip] * rest
@@ -205,7 +214,7 @@ class CompareTab:
 
     def stop(self, request: gr.Request) -> tuple[Any, Any]:
         """A click on Cancel: what has run is kept and shown."""
-        heard = self.service.stop("compare " + (request.session_hash or ""))
+        heard = self.service.stop(_session(request))
         return note("stopping after this step" if heard else "nothing is running"), gr.update(visible=False)
 
     def tell_place(self, request: gr.Request) -> Any:
@@ -217,8 +226,6 @@ class CompareTab:
 
     def from_history(self, picked: str) -> list[Any]:
         """History's selection."""
-        from playground.history_actions import comparable, read_selection
-
         try:
             shown_values = self.show(comparable(read_selection(picked)))
         except RedlineError as error:
@@ -307,6 +314,11 @@ class CompareTab:
         if view.problem:
             return self._problem(view.problem)
         return self.show(view.compare) if view.compare else [gr.skip()] * len(self.load_outputs)
+
+
+def _session(request: gr.Request) -> str:
+    """A comparison is stopped on its own: it is not the Playground's run."""
+    return "compare " + (request.session_hash or "")
 
 
 TAB = TabSpec(ID, "Compare", 20, CompareTab)

@@ -13,18 +13,14 @@ from playground import history_actions as act
 from playground.authors import author_of
 from playground.deeplinks import View, is_run_id, read_ids
 from playground.downloads import Download
-from playground.history_table import history_table, table_value
-from playground.history_view import ANY, ARCHIVED, PAGE_SIZE, clamp_offset, page_line, read_filter, read_order, row
+from playground.history_list import NO_FILTER, START, RunList
 from playground.notes import note
 from playground.playing import Ticket
 from playground.saving import Label
 from playground.service import plan_run
 from playground.shell import LIGHT, QUICK, Shell, TabSpec
-from storage import RunFilter
 
 ID = "history"
-FILTERS = ("text", "target", "proposer", "k", "tag", "author", "since", "until", "archived")
-START = {"offset": 0, "sort": "created_at", "descending": True}
 
 
 def with_selection(inputs: int) -> str:
@@ -38,13 +34,14 @@ class HistoryTab:
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
         self.store = shell.store
+        self.list = RunList(shell.store)
 
     # --- layout -----------------------------------------------------------------------------------------------
 
     def build(self) -> None:
         """Make the components."""
         with gr.Column(elem_id="rl-history", elem_classes="rl-history"):
-            self._build_filters()
+            self.list.build_filters()
             with gr.Row(elem_id="rl-history-actions", elem_classes="rl-actions"):
                 self.chosen = gr.HTML(_chosen_line(0), elem_id="rl-chosen", elem_classes="rl-chosen")
                 self.open = gr.Button("Open", size="sm", interactive=False, elem_id="rl-do-open")
@@ -69,51 +66,10 @@ class HistoryTab:
                 self.tags = gr.Textbox(label="Tags, separated by commas", elem_id="rl-edit-tags")
                 self.remark = gr.Textbox(label="Note", lines=1, max_lines=8, elem_id="rl-edit-note")
                 self.save = gr.Button("Save", size="sm", variant="primary", elem_id="rl-do-save")
-            self.table = history_table()
-            with gr.Row(elem_classes="rl-pager"):
-                self.back = gr.Button("← Newer", size="sm", interactive=False, elem_id="rl-page-back")
-                self.pages = gr.HTML("", elem_id="rl-pages")
-                self.forth = gr.Button("Older →", size="sm", interactive=False, elem_id="rl-page-forth")
-        self.view = gr.State(dict(START))
+            self.list.build_table()
         self.picked = gr.Textbox("[]", visible="hidden", elem_id="rl-picked")
         self.download = Download("rl-history-download")
-        self.load_outputs: list[Any] = [*self._list_outputs(), *self._facet_outputs()]
-
-    def _build_filters(self) -> None:
-        with gr.Row(elem_id="rl-filters", elem_classes="rl-filters"):
-            self.text = gr.Textbox(
-                label="Search", placeholder="name, note, prompt or answer", min_width=180, scale=3, elem_id="rl-search"
-            )
-            any_of = [("any", ANY)]
-            self.target = gr.Dropdown(any_of, value=ANY, label="Target", min_width=120)
-            self.proposer = gr.Dropdown(any_of, value=ANY, label="Proposer", min_width=120, elem_id="rl-by-proposer")
-            self.k = gr.Dropdown(any_of, value=ANY, label="k", min_width=70)
-            self.tag = gr.Dropdown(any_of, value=ANY, label="Tag", min_width=100)
-            self.author = gr.Dropdown(any_of, value=ANY, label="Author", min_width=110)
-            self.since = gr.Textbox(label="From", placeholder="2025-01-31", max_length=10, min_width=105)
-            self.until = gr.Textbox(label="To", placeholder="2025-12-31", max_length=10, min_width=105)
-            self.kept = gr.Dropdown(list(ARCHIVED), value="active", label="Show", min_width=100)
-
-    @property
-    def filters(self) -> list[Any]:
-        """The filter controls, in the order of ``FILTERS``."""
-        return [
-            self.text,
-            self.target,
-            self.proposer,
-            self.k,
-            self.tag,
-            self.author,
-            self.since,
-            self.until,
-            self.kept,
-        ]
-
-    def _list_outputs(self) -> list[Any]:
-        return [self.table, self.pages, self.back, self.forth, self.view, self.note]
-
-    def _facet_outputs(self) -> list[Any]:
-        return [self.target, self.proposer, self.k, self.tag, self.author]
+        self.load_outputs: list[Any] = [*self.list.outputs(self.note), *self.list.offered]
 
     def _choice_outputs(self) -> list[Any]:
         buttons = [
@@ -132,27 +88,18 @@ class HistoryTab:
 
     def wire(self) -> None:
         """Connect everything."""
-        listed = self._list_outputs()
-        for box in (self.since, self.until):
-            box.submit(self.filtered, [self.view, *self.filters], listed, **QUICK)
-            box.blur(self.filtered, [self.view, *self.filters], listed, **QUICK)
-        self.text.change(self.filtered, [self.view, *self.filters], listed, trigger_mode="always_last", **QUICK)
-        for choice in (self.target, self.proposer, self.k, self.tag, self.author, self.kept):
-            choice.input(self.filtered, [self.view, *self.filters], listed, **QUICK)
-        self.back.click(self.newer, [self.view, *self.filters], listed, **QUICK)
-        self.forth.click(self.older, [self.view, *self.filters], listed, **QUICK)
-        everything = [*listed, *self._facet_outputs()]
-        self.reload.click(self.refreshed, [self.view, *self.filters], everything, **QUICK)
-        self.shell.panes[ID].select(self.refreshed, [self.view, *self.filters], everything, **QUICK)
-        self.table.order(self.ordered, [self.view, *self.filters], listed, **QUICK)
-        self.table.pick(self.pick, None, self._choice_outputs(), trigger_mode="always_last", **QUICK)
+        self.list.wire(self.note)
+        everything = [*self.list.outputs(self.note), *self.list.offered]
+        self.reload.click(self.list.refreshed, self.list.inputs, everything, **QUICK)
+        self.shell.panes[ID].select(self.list.refreshed, self.list.inputs, everything, **QUICK)
+        self.list.table.pick(self.pick, None, self._choice_outputs(), trigger_mode="always_last", **QUICK)
         self._wire_actions()
 
     def _wire_actions(self) -> None:
         shell, picked = self.shell, self.picked
         stage = shell.built["playground"]
         opened = [*stage.stage_outputs, shell.tabs, self.note]
-        self.table.open_run(self.open_row, None, opened, **QUICK)
+        self.list.table.open_run(self.open_row, None, opened, **QUICK)
         self.open.click(self.open_picked, picked, opened, js=with_selection(1), **QUICK)
         self.again.click(
             self.run_again,
@@ -161,8 +108,8 @@ class HistoryTab:
             js=with_selection(2),
             **LIGHT,
         )
-        changed = [*self._list_outputs(), *self._choice_outputs()]
-        inputs = [picked, self.view, *self.filters]
+        changed = [*self.list.outputs(self.note), *self._choice_outputs()]
+        inputs = [picked, *self.list.inputs]
         js = with_selection(len(inputs))
         self.archive.click(self.archive_picked, inputs, changed, js=js, **QUICK)
         self.restore.click(self.restore_picked, inputs, changed, js=js, **QUICK)
@@ -171,96 +118,23 @@ class HistoryTab:
         )
         self.no.click(_hide, None, self.confirm, **QUICK)
         self.yes.click(self.delete_picked, inputs, changed, js=js, **QUICK)
-        words = [picked, self.name, self.tags, self.remark, self.view, *self.filters]
-        self.save.click(self.save_words, words, self._list_outputs(), js=with_selection(len(words)), **QUICK)
+        words = [picked, self.name, self.tags, self.remark, *self.list.inputs]
+        self.save.click(self.save_words, words, self.list.outputs(self.note), js=with_selection(len(words)), **QUICK)
         self.upload.upload(
             self.import_file,
-            [self.upload, shell.header.name, self.view, *self.filters],
-            [*self._list_outputs(), *self._facet_outputs(), *self._choice_outputs()],
+            [self.upload, shell.header.name, *self.list.inputs],
+            [*self.list.outputs(self.note), *self.list.offered, *self._choice_outputs()],
             **QUICK,
         )
         self.download.wire(self.as_json, self.json_file, picked, self.note, js=with_selection(1))
         self.download.wire(self.as_csv, self.csv_file, picked, self.note, js=with_selection(1))
-
-    # --- the list ---------------------------------------------------------------------------------------------
-
-    def listing(
-        self, view: dict[str, Any], values: Sequence[Any], *, keep: Sequence[str] | None = None, said: Any = ""
-    ) -> list[Any]:
-        """Values for the list's outputs. ``said`` is the note beside it; a wrong filter says so instead."""
-        try:
-            wanted = read_filter(dict(zip(FILTERS, values, strict=True)))
-            page = self._page(wanted, view, view["offset"])
-            offset = clamp_offset(view["offset"], page.total)
-            if offset != view["offset"]:
-                page = self._page(wanted, view, offset)
-        except RedlineError as error:
-            return [gr.skip()] * 4 + [view, note(str(error), "error")]
-        empty = "No run yet: what you run in the Playground is kept here."
-        if wanted != RunFilter():
-            empty = "No run matches these filters."
-        table = table_value(
-            [row(summary) for summary in page.rows],
-            sort=view["sort"],
-            descending=view["descending"],
-            empty=empty,
-            keep=keep,
-        )
-        return [
-            table,
-            page_line(offset, len(page.rows), page.total),
-            gr.update(interactive=offset > 0),
-            gr.update(interactive=offset + PAGE_SIZE < page.total),
-            {**view, "offset": offset},
-            said,
-        ]
-
-    def _page(self, wanted: RunFilter, view: dict[str, Any], offset: int) -> Any:
-        return self.store.summaries(
-            wanted, sort=view["sort"], descending=view["descending"], limit=PAGE_SIZE, offset=offset
-        )
-
-    def filtered(self, view: dict[str, Any], *values: Any) -> list[Any]:
-        """Another filter starts at the first page."""
-        return self.listing({**view, "offset": 0}, values)
-
-    def newer(self, view: dict[str, Any], *values: Any) -> list[Any]:
-        """One page back."""
-        return self.listing({**view, "offset": max(0, view["offset"] - PAGE_SIZE)}, values)
-
-    def older(self, view: dict[str, Any], *values: Any) -> list[Any]:
-        """One page on."""
-        return self.listing({**view, "offset": view["offset"] + PAGE_SIZE}, values)
-
-    def ordered(self, event: gr.EventData, view: dict[str, Any], *values: Any) -> list[Any]:
-        """A click on a heading: sort by it, or turn the order round."""
-        try:
-            key = read_order(event._data)
-        except RedlineError as error:
-            return [*[gr.skip()] * 5, note(str(error), "error")]
-        same = view["sort"] == key
-        descending = not view["descending"] if same else key not in ("name", "target", "proposer", "author")
-        return self.listing({"offset": 0, "sort": key, "descending": descending}, values)
-
-    def refreshed(self, view: dict[str, Any], *values: Any) -> list[Any]:
-        """The list and what its filters can offer."""
-        return [*self.listing(view, values), *self.offers()]
-
-    def offers(self) -> list[Any]:
-        """Choices of the filters."""
-        try:
-            found = self.store.facets()
-        except RedlineError:
-            return [gr.skip()] * 5
-        lists: list[Sequence[Any]] = [found.targets, found.proposers, found.ks, found.tags, found.authors]
-        return [gr.update(choices=[("any", ANY), *((str(v), str(v)) for v in values)]) for values in lists]
 
     def on_load(self, view: View) -> list[Any]:
         """The first page, when the address asks for this tab; otherwise it is filled when the tab is chosen."""
         if view.tab != ID:
             return [gr.skip()] * len(self.load_outputs)
         said = note(view.problem, "error") if view.problem else ""
-        return [*self.listing(dict(START), [""] + [ANY] * 5 + ["", "", "active"], said=said), *self.offers()]
+        return [*self.list.listing(dict(START), NO_FILTER, said=said), *self.list.offers()]
 
     # --- the selection ----------------------------------------------------------------------------------------
 
@@ -330,7 +204,7 @@ class HistoryTab:
             return [*[gr.skip()] * outputs, note(str(error), "error")]
         label = Label(author=author_of(request.username, typed))
         ticket = Ticket(tuple(plan_run(wanted, baseline=stored.baseline_id is not None)), label)
-        return [*stage.fill(wanted), *stage.accept(ticket), gr.Tabs(selected="playground"), ""]
+        return [*stage.fill(wanted), *stage.accept(request, ticket), gr.Tabs(selected="playground"), ""]
 
     def archive_picked(self, picked: str, view: dict[str, Any], *values: Any) -> list[Any]:
         """Put the selected runs away."""
@@ -347,7 +221,7 @@ class HistoryTab:
         except RedlineError as error:
             return self._unchanged(view, error)
         said = note(f"{act.runs(number)} {word}" + (": choose Show “archived” to see them" if away else ""), "good")
-        return [*self.listing(view, values, keep=[], said=said), *self._chosen(())]
+        return [*self.list.listing(view, values, keep=[], said=said), *self._chosen(())]
 
     def ask_delete(self, picked: str) -> list[Any]:
         """Nothing is deleted without a second, named yes."""
@@ -365,7 +239,7 @@ class HistoryTab:
         except RedlineError as error:
             return self._unchanged(view, error)
         said = note(f"{act.runs(number)} deleted", "good")
-        return [*self.listing(view, values, keep=[], said=said), *self._chosen(())]
+        return [*self.list.listing(view, values, keep=[], said=said), *self._chosen(())]
 
     def _unchanged(self, view: dict[str, Any], error: RedlineError) -> list[Any]:
         untouched = [gr.skip()] * len(self._choice_outputs())
@@ -380,7 +254,7 @@ class HistoryTab:
             said = act.describe(self.store, run_id, name.strip(), tags, remark)
         except RedlineError as error:
             return [*[gr.skip()] * 4, view, note(str(error), "error")]
-        return self.listing(view, values, said=note(said, "good"))
+        return self.list.listing(view, values, said=note(said, "good"))
 
     def import_file(self, request: gr.Request, path: str, typed: str, view: dict[str, Any], *values: Any) -> list[Any]:
         """Take in an export; what was imported is selected, so that it is found at once."""
@@ -390,8 +264,8 @@ class HistoryTab:
             untouched = [gr.skip()] * (5 + len(self._choice_outputs()))
             return [*[gr.skip()] * 4, view, note(f"nothing was imported: {error}", "error"), *untouched]
         kept = [run_id for run_id in ids if is_run_id(run_id)]
-        listed = self.listing({**view, "offset": 0}, values, keep=kept, said=note(said, "good"))
-        return [*listed, *self.offers(), *self._chosen(kept)]
+        listed = self.list.listing({**view, "offset": 0}, values, keep=kept, said=note(said, "good"))
+        return [*listed, *self.list.offers(), *self._chosen(kept)]
 
     def json_file(self, picked: str) -> tuple[str, str]:
         """The selected runs, complete."""

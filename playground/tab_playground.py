@@ -62,12 +62,15 @@ class PlaygroundTab:
             with gr.Column(scale=3, min_width=260, elem_id="rl-left", elem_classes="rl-left rl-card"):
                 self.controls = ControlsView(start_request(self.shell.default_target))
                 self.note = gr.HTML("", elem_id="rl-note", elem_classes="rl-note-line")
+                self.more = gr.Button(
+                    "Compare draft lengths or proposers", size="sm", elem_id="rl-to-compare", elem_classes="rl-link"
+                )
+                with gr.Row(visible=False, elem_id="rl-unsaved", elem_classes="rl-actions") as self.unsaved:
+                    self.save_again = gr.Button("Try to save again", size="sm")
+                    self.keep_file = gr.Button("Download this run", size="sm")
                 with gr.Row(elem_classes="rl-run-row"):
                     self.run = gr.Button("Run", variant="primary", elem_id="rl-run", elem_classes="rl-run")
                     self.stop = gr.Button("Stop", elem_id="rl-stop", elem_classes="rl-stop", interactive=False)
-                with gr.Row(visible=False, elem_id="rl-unsaved") as self.unsaved:
-                    self.save_again = gr.Button("Try to save again", size="sm")
-                    self.keep_file = gr.Button("Download this run", size="sm")
             with gr.Column(scale=7, min_width=320, elem_id="rl-centre", elem_classes="rl-centre"):
                 self.caption = gr.HTML("", elem_id="rl-caption", elem_classes="rl-caption")
                 self.stage.build_centre()
@@ -117,6 +120,7 @@ class PlaygroundTab:
             ],
             **MODEL_WORK,
         )
+        self.more.click(_to_compare, None, self.shell.tabs, **QUICK)
         self.stop.click(self.stop_run, None, [self.note, self.stop], **QUICK)
         self.waiting.tick(self.tell_place, None, self.note, **QUICK)
         self.save_again.click(self.try_saving, self.shown_id, [self.note, self.unsaved], **QUICK)
@@ -130,10 +134,11 @@ class PlaygroundTab:
         except RedlineError as error:
             return note(str(error), "error"), gr.skip(), gr.skip(), gr.skip(), gr.skip()
         label = Label(author=author_of(request.username, typed))
-        return self.accept(Ticket(tuple(plan_run(wanted, baseline=bool(held["baseline"]))), label))
+        return self.accept(request, Ticket(tuple(plan_run(wanted, baseline=bool(held["baseline"]))), label))
 
-    def accept(self, ticket: Ticket) -> tuple[Any, ...]:
-        """Updates for ``ticket_outputs``: the ticket is taken, its turn will come."""
+    def accept(self, request: gr.Request, ticket: Ticket) -> tuple[Any, ...]:
+        """Updates for ``ticket_outputs``: the ticket is taken, its turn will come; it can be stopped already."""
+        self.service.begin(request.session_hash or "")
         buttons = (gr.update(interactive=False), gr.update(interactive=True))
         return (note("starting", "busy"), ticket, *buttons, gr.Timer(active=True))
 
@@ -142,7 +147,7 @@ class PlaygroundTab:
         if ticket is None:
             return
         session = request.session_hash or ""
-        stop = self.service.begin(session)
+        stop = self.service.signal(session)
         skip = gr.skip()
         same = [skip] * len(self.charts.outputs)
         quiet = (skip, gr.Timer(active=False), gr.update(visible=False), None)
@@ -214,6 +219,10 @@ class PlaygroundTab:
         run, feed, caption = show_example()
         charts = self.charts.draw({"example": run}) if run else self.charts.clear()
         return [feed, caption, note(problem, "error") if problem else "", *charts]
+
+
+def _to_compare() -> Any:
+    return gr.Tabs(selected="compare")
 
 
 def _use_example(example: Example) -> list[Any]:

@@ -1,4 +1,4 @@
-/* Small things of the page around the views: downloads, addresses of the tabs, keys, light and dark. */
+/* Small things of the page around the views: downloads, addresses of the tabs, keys. */
 (() => {
   const shell = (window.RedlineShell = window.RedlineShell || {});
 
@@ -68,13 +68,4 @@
       run.click();
     }
   });
-
-  shell.toggleTheme = () => {
-    const dark = document.body.classList.toggle("dark");
-    try {
-      localStorage.setItem("redline-theme", dark ? "dark" : "light");
-    } catch {
-      /* a browser that keeps nothing still switches */
-    }
-  };
 })();

