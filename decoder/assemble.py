@@ -8,31 +8,40 @@ from collections.abc import Callable
 from decoder import catalog, compat, loading
 from decoder.engine import SpeculativeDecoder, Target
 from decoder.errors import IncompatibleError, ModelError
+from decoder.fused import FusedRunner, Weights, why_not
 from decoder.loading import LoadedModel, Progress, silent
 from decoder.proposers import Proposer
 from decoder.proposers.draft_model import DraftModelProposer, EarlyExitProposer
 from decoder.proposers.ngram import NgramProposer
 from decoder.proposers.prediction import PredictionProposer
 from decoder.request import GenerationRequest
-from decoder.target import ModelRunner
+from decoder.target import ModelRunner, RowRunner
 
-_runners: dict[int, tuple[LoadedModel, ModelRunner]] = {}
+_runners: dict[int, tuple[LoadedModel, RowRunner]] = {}
+_weights: dict[int, tuple[LoadedModel, Weights]] = {}
 _lock = threading.Lock()
 
 
-def runner_of(loaded: LoadedModel, *, own: bool = False) -> ModelRunner:
+def new_runner(loaded: LoadedModel) -> RowRunner:
+    """A runner with a cache of its own: the lean path where the model's layers allow it, else transformers' own."""
+    if why_not(loaded.model):
+        return ModelRunner(loaded.model, context=loaded.context, device=loaded.device)
+    if id(loaded) not in _weights:
+        _weights[id(loaded)] = (loaded, Weights(loaded.model))
+    return FusedRunner(_weights[id(loaded)][1], context=loaded.context, device=loaded.device)
+
+
+def runner_of(loaded: LoadedModel, *, own: bool = False) -> RowRunner:
     """The runner of a loaded model; its cache is reused by every run of this process, one at a time.
 
     ``own`` makes a separate one, for a model that drafts for itself.
     """
-    if own:
-        return ModelRunner(loaded.model, context=loaded.context, device=loaded.device)
     with _lock:
-        known = _runners.get(id(loaded))
-        if known is None:
-            known = (loaded, ModelRunner(loaded.model, context=loaded.context, device=loaded.device))
-            _runners[id(loaded)] = known
-        return known[1]
+        if own:
+            return new_runner(loaded)
+        if id(loaded) not in _runners:
+            _runners[id(loaded)] = (loaded, new_runner(loaded))
+        return _runners[id(loaded)][1]
 
 
 def assemble(request: GenerationRequest, progress: Callable[[float, str], None] | None = None) -> SpeculativeDecoder:
@@ -62,17 +71,18 @@ def assemble(request: GenerationRequest, progress: Callable[[float, str], None] 
     )
     if both:
         return _with_draft(request, target, lambda f, m: report(0.7 + 0.3 * f, m))
-    return SpeculativeDecoder(target, _proposer(request, target, runner))
+    layers = int(loaded.model.config.get_text_config().num_hidden_layers)
+    return SpeculativeDecoder(target, _proposer(request, target, runner, layers))
 
 
-def _proposer(request: GenerationRequest, target: Target, runner: ModelRunner) -> Proposer | None:
+def _proposer(request: GenerationRequest, target: Target, runner: RowRunner, layers: int) -> Proposer | None:
     if request.proposer == "ngram":
         return NgramProposer()
     if request.proposer == "prediction":
         tokenizer = target.tokenizer
         return PredictionProposer(lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])
     if request.proposer == "early-exit":
-        return EarlyExitProposer(runner, request.exit_layer)
+        return EarlyExitProposer(runner, layers, request.exit_layer)
     return None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -148,28 +149,15 @@ class KVCache:
             layer.is_initialized = False
 
 
-class ModelRunner:
-    """A transformers causal model behind ``Runner``: the generic path, for any architecture with plain attention."""
+class RowRunner(ABC):
+    """What every real runner shares: rows with lengths of their own, long prompts in chunks, rolling back."""
 
-    path = "eager"
+    context: int
+    device: str
+    vocab_size: int
+    lengths: list[int]
+    path: str
     """Which implementation computes the passes; recorded in every run."""
-
-    def __init__(self, model: Any, *, context: int, device: str, shared: KVCache | None = None) -> None:
-        self.model = model
-        self.context = context
-        self.device = device
-        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
-        self.lengths: list[int] = []
-        self.kv = shared or KVCache(int(model.config.get_text_config().num_hidden_layers))
-        # Newer transformers call the argument "cache", older ones "past_key_values".
-        self._cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-        self._batch = 0
-
-    def reset(self, batch: int) -> None:
-        if batch != self._batch:
-            self.kv.clear()
-            self._batch = batch
-        self.lengths = [0] * batch
 
     @torch.inference_mode()
     def forward(
@@ -180,28 +168,16 @@ class ModelRunner:
         last: bool = False,
         parents: Sequence[int | None] | None = None,
     ) -> Tensor:
-        batch, total = ids.shape
-        counts = [total] * batch if counts is None else list(counts)
-        if total > PREFILL_CHUNK and last:
+        """See ``Runner.forward``."""
+        batch, width = ids.shape
+        counts = [width] * batch if counts is None else list(counts)
+        if parents is not None and batch != 1:
+            raise ValueError("trees are decoded one row at a time")
+        if last and width > PREFILL_CHUNK:
             return self._in_chunks(ids, counts)
-        positions, mask = self._prepare(batch, total, parents)
-        # Rows of different length end in different columns; the head computes each of those columns once.
-        ends = sorted({max(count - 1, 0) for count in counts})
-        output = self.model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=True,
-            logits_to_keep=torch.tensor(ends, device=self.device) if last else 0,
-            **{self._cache_name: self.kv.cache},
-        )
+        logits = self._pass(ids, counts, last, parents)
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
-        if not last:
-            return output.logits
-        if len(ends) == 1:
-            return output.logits
-        column = torch.tensor([ends.index(max(count - 1, 0)) for count in counts], device=self.device)
-        return output.logits[torch.arange(batch, device=self.device), column][:, None]
+        return logits
 
     def _in_chunks(self, ids: Tensor, counts: list[int]) -> Tensor:
         """A long prompt, PREFILL_CHUNK columns at a time; keeps each row's logits from the chunk it ends in."""
@@ -218,43 +194,81 @@ class ModelRunner:
         assert result is not None
         return result
 
-    def _prepare(self, batch: int, width: int, parents: Sequence[int | None] | None) -> tuple[Tensor, Tensor | None]:
-        """Positions [B, T], the boolean mask [B, 1, T, S] (None where plain causality says it), and the write plan."""
-        plan = self.kv.plan
-        start = max(self.lengths)
-        level = min(self.lengths) == start
-        plan.start, plan.width, plan.end, plan.slots = start, width, start + width, None
-        ahead = torch.arange(width, device=self.device)
-        lengths = torch.tensor(self.lengths, device=self.device)
-        positions = lengths[:, None] + ahead
-        if parents is not None:
-            return self._prepare_tree(start, width, parents)
-        if level and (start == 0 or width == 1):
-            return positions, None
-        if not level:
-            plan.slots = positions
-        slots = torch.arange(plan.end, device=self.device)
-        return positions, slots <= positions[:, None, :, None]
-
-    def _prepare_tree(self, start: int, width: int, parents: Sequence[int | None]) -> tuple[Tensor, Tensor]:
-        if len(self.lengths) != 1:
-            raise ValueError("trees are decoded one row at a time")
-        sees = torch.zeros(width, start + width, dtype=torch.bool)
-        sees[:, : start + 1] = True
-        depths = [0]
-        for node, parent in enumerate(parents, start=1):
-            above = 0 if parent is None else parent + 1
-            sees[node, start:] |= sees[above, start:]
-            sees[node, start + node] = True
-            depths.append(depths[above] + 1)
-        positions = torch.tensor([depths], device=self.device) + start
-        return positions, sees[None, None].to(self.device)
-
     def rollback(self, lengths: Sequence[int]) -> None:
+        """See ``Runner.rollback``."""
         for row, length in enumerate(lengths):
             if length > self.lengths[row]:
                 raise ValueError(f"row {row} has {self.lengths[row]} tokens and cannot be rolled back to {length}")
         self.lengths = list(lengths)
+
+    @abstractmethod
+    def _pass(self, ids: Tensor, counts: list[int], last: bool, parents: Sequence[int | None] | None) -> Tensor:
+        """One forward pass behind ``lengths``: logits [B, T, V], or [B, 1, V] of each row's last real position."""
+
+    @abstractmethod
+    def reset(self, batch: int) -> None:
+        """Forget everything and start ``batch`` empty rows."""
+
+    @abstractmethod
+    def keep_path(self, row: int, start: int, nodes: Sequence[int]) -> None:
+        """See ``Runner.keep_path``."""
+
+    @abstractmethod
+    def short(self, layers: int) -> RowRunner:
+        """The first ``layers`` layers plus norm and head, on the same weights and cache. ValueError: cannot be cut."""
+
+
+class ModelRunner(RowRunner):
+    """A transformers causal model: the generic path, for any architecture with plain attention."""
+
+    path = "eager"
+
+    def __init__(self, model: Any, *, context: int, device: str, shared: KVCache | None = None) -> None:
+        self.model = model
+        self.context = context
+        self.device = device
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.lengths = []
+        self.kv = shared or KVCache(int(model.config.get_text_config().num_hidden_layers))
+        # Newer transformers call the argument "cache", older ones "past_key_values".
+        self._cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        self._batch = 0
+
+    def reset(self, batch: int) -> None:
+        if batch != self._batch:
+            self.kv.clear()
+            self._batch = batch
+        self.lengths = [0] * batch
+
+    def _pass(self, ids: Tensor, counts: list[int], last: bool, parents: Sequence[int | None] | None) -> Tensor:
+        batch, width = ids.shape
+        positions, mask = self._prepare(width, parents)
+        # Rows of different length end in different columns; the head computes each of those columns once.
+        ends = sorted({max(count - 1, 0) for count in counts})
+        output = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=True,
+            logits_to_keep=torch.tensor(ends, device=self.device) if last else 0,
+            **{self._cache_name: self.kv.cache},
+        )
+        if not last or len(ends) == 1:
+            return output.logits
+        column = torch.tensor([ends.index(max(count - 1, 0)) for count in counts], device=self.device)
+        return output.logits[torch.arange(batch, device=self.device), column][:, None]
+
+    def _prepare(self, width: int, parents: Sequence[int | None] | None) -> tuple[Tensor, Tensor | None]:
+        """Positions [B, T], the boolean mask [B, 1, T, S] (None where plain causality says it), and the write plan."""
+        plan = self.kv.plan
+        start = max(self.lengths)
+        plan.start, plan.width, plan.end, plan.slots = start, width, start + width, None
+        if parents is not None:
+            return tree_mask(start, width, parents, self.device)
+        positions, mask = chain_mask(self.lengths, width, self.device)
+        if min(self.lengths) != start:
+            plan.slots = positions
+        return positions, mask
 
     @torch.inference_mode()
     def keep_path(self, row: int, start: int, nodes: Sequence[int]) -> None:
@@ -264,29 +278,57 @@ class ModelRunner:
                 layer.move(row, sources, start)
         self.lengths[row] = start + len(nodes)
 
+    def short(self, layers: int) -> ModelRunner:
+        # Shares every weight: only the module list is shorter.
+        inner = getattr(self.model, "model", None)
+        stack = getattr(inner, "layers", None)
+        if inner is None or stack is None:
+            raise ValueError("its layers are not where early exit expects them")
+        check_exit(layers, len(stack))
+        short_inner = copy.copy(inner)
+        short_inner._modules = dict(inner._modules)
+        short_inner._modules["layers"] = stack[:layers]
+        short_inner.config = copy.copy(inner.config)
+        short_inner.config.num_hidden_layers = layers
+        short = copy.copy(self.model)
+        short._modules = dict(self.model._modules)
+        short._modules["model"] = short_inner
+        runner = ModelRunner(short, context=self.context, device=self.device, shared=self.kv)
+        runner._batch = self._batch
+        return runner
 
-def first_layers(runner: ModelRunner, layers: int) -> ModelRunner:
-    """The target's first ``layers`` layers plus its norm and head, as a model on the target's own cache.
 
-    Shares every weight: only the module list is shorter. Raises ValueError where the model cannot be cut.
-    """
-    model = runner.model
-    inner = getattr(model, "model", None)
-    stack = getattr(inner, "layers", None)
-    if inner is None or stack is None:
-        raise ValueError("its layers are not where early exit expects them")
-    total = len(stack)
+def check_exit(layers: int, total: int) -> None:
+    """Raise ValueError for an exit layer that the model does not have."""
     if not 1 <= layers < total:
         raise ValueError(f"it has {total} layers: exit after 1 to {total - 1}")
-    short_inner = copy.copy(inner)
-    short_inner._modules = dict(inner._modules)
-    short_inner._modules["layers"] = stack[:layers]
-    short_inner.config = copy.copy(inner.config)
-    short_inner.config.num_hidden_layers = layers
-    short = copy.copy(model)
-    short._modules = dict(model._modules)
-    short._modules["model"] = short_inner
-    exit_runner = ModelRunner(short, context=runner.context, device=runner.device, shared=runner.kv)
-    exit_runner.lengths = runner.lengths
-    exit_runner._batch = runner._batch
-    return exit_runner
+
+
+def chain_mask(lengths: Sequence[int], width: int, device: str) -> tuple[Tensor, Tensor | None]:
+    """Positions [B, T] of ``width`` tokens behind rows of ``lengths`` and the mask [B or 1, 1, T, S] of what they see.
+
+    The mask is None where causality alone says it: a single token behind rows of one length, or a prompt's start.
+    """
+    start = max(lengths)
+    ahead = torch.arange(width, device=device)
+    if min(lengths) == start:
+        positions = (ahead + start).expand(len(lengths), width)
+        if width == 1 or start == 0:
+            return positions, None
+        seen = torch.arange(start + width, device=device) <= positions[0, :, None]
+        return positions, seen[None, None]
+    positions = torch.tensor(list(lengths), device=device)[:, None] + ahead
+    return positions, torch.arange(start + width, device=device) <= positions[:, None, :, None]
+
+
+def tree_mask(start: int, width: int, parents: Sequence[int | None], device: str) -> tuple[Tensor, Tensor]:
+    """Positions [1, T] and mask [1, 1, T, start + T] of a root and a tree of T - 1 nodes below it (one row)."""
+    sees = torch.zeros(width, start + width, dtype=torch.bool)
+    sees[:, : start + 1] = True
+    depths = [0]
+    for node, parent in enumerate(parents, start=1):
+        above = 0 if parent is None else parent + 1
+        sees[node, start:] |= sees[above, start:]
+        sees[node, start + node] = True
+        depths.append(depths[above] + 1)
+    return torch.tensor([depths], device=device) + start, sees[None, None].to(device)

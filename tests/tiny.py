@@ -11,8 +11,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from decoder.engine import SpeculativeDecoder, Target
+from decoder.fused import FusedRunner, Weights
 from decoder.proposers.base import Proposer
-from decoder.target import ModelRunner
+from decoder.target import ModelRunner, RowRunner
 
 CONTEXT = 3072
 TEXT = (
@@ -65,12 +66,25 @@ def tiny_llama(seed: int = 0, layers: int = 3, vocab_size: int = 384) -> Any:
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
-def runner(seed: int = 0, layers: int = 3, vocab_size: int = 384, context: int = CONTEXT) -> ModelRunner:
-    """A fresh runner around a tiny Llama."""
-    return ModelRunner(tiny_llama(seed, layers, vocab_size), context=context, device="cpu")
+PATHS = ("generic", "fused")
 
 
-def tiny_decoder(proposer: Proposer | None = None, target: ModelRunner | None = None) -> SpeculativeDecoder:
+def runner(
+    seed: int = 0, layers: int = 3, vocab_size: int = 384, context: int = CONTEXT, path: str = "fused"
+) -> RowRunner:
+    """A fresh runner around a tiny Llama, on either path."""
+    if path == "generic":
+        return ModelRunner(tiny_llama(seed, layers, vocab_size), context=context, device="cpu")
+    return FusedRunner(fused_weights(seed, layers, vocab_size), context=context, device="cpu")
+
+
+@lru_cache
+def fused_weights(seed: int, layers: int, vocab_size: int) -> Weights:
+    """The fused weights of a tiny Llama."""
+    return Weights(tiny_llama(seed, layers, vocab_size))
+
+
+def tiny_decoder(proposer: Proposer | None = None, target: RowRunner | None = None) -> SpeculativeDecoder:
     """A decoder around a tiny Llama and its tokenizer."""
     tokenizer = tiny_tokenizer()
     return SpeculativeDecoder(

@@ -10,7 +10,7 @@ from torch import Tensor
 from decoder.errors import RequestError
 from decoder.proposers.base import Context, Proposal, Proposer, Row
 from decoder.sampling import draw
-from decoder.target import ModelRunner, Runner, first_layers
+from decoder.target import RowRunner, Runner
 
 
 def autoregress(runner: Runner, rows: Sequence[Row], ks: Sequence[int], u: Tensor, vocab_size: int) -> Proposal:
@@ -89,11 +89,10 @@ class EarlyExitProposer(Proposer):
 
     name = "early-exit"
 
-    def __init__(self, target: ModelRunner, layers: int = 0) -> None:
-        total = target.kv.layers
+    def __init__(self, target: RowRunner, total: int, layers: int = 0) -> None:
         self.layers = layers or max(1, round(total / 4))
         try:
-            self.runner = first_layers(target, self.layers)
+            self.runner = target.short(self.layers)
         except ValueError as error:
             raise RequestError(f"early exit does not work with this target: {error}") from None
         self._target = target

@@ -12,7 +12,7 @@ from decoder.proposers.ngram import NgramProposer
 from decoder.proposers.prediction import PredictionProposer
 from decoder.request import GenerationRequest, SamplingParams
 from decoder.trace import violations
-from tests.tiny import runner, tiny_decoder, tiny_llama, tiny_tokenizer
+from tests.tiny import PATHS, runner, tiny_decoder, tiny_llama, tiny_tokenizer
 
 PROMPTS = {
     "text": "The quick brown fox",
@@ -31,24 +31,25 @@ def generate(prompt: str, n: int) -> list[int]:
     return full[0, ids.shape[1] :].tolist()
 
 
-def decoders(text: str):
-    target = runner()
+def decoders(path: str):
+    target = runner(path=path)
     yield "none", tiny_decoder(None, target)
     yield "ngram", tiny_decoder(NgramProposer(), target)
-    yield "early-exit", tiny_decoder(EarlyExitProposer(target, 2), target)
-    yield "draft-model", tiny_decoder(DraftModelProposer(runner(seed=1, layers=1)), target)
-    yield "draft-model", tiny_decoder(DraftModelProposer(runner()), target)
+    yield "early-exit", tiny_decoder(EarlyExitProposer(target, 3, 2), target)
+    yield "draft-model", tiny_decoder(DraftModelProposer(runner(seed=1, layers=1, path=path)), target)
+    yield "draft-model", tiny_decoder(DraftModelProposer(runner(path=path)), target)
     encode = lambda t: tiny_tokenizer()(t)["input_ids"]  # noqa: E731
     yield "prediction", tiny_decoder(PredictionProposer(encode), target)
 
 
 @pytest.mark.parametrize("kind", PROMPTS)
 @pytest.mark.parametrize("k", [1, 4, 32])
-def test_greedy_equals_generate_for_every_proposer(kind: str, k: int) -> None:
+@pytest.mark.parametrize("path", PATHS)
+def test_greedy_equals_generate_for_every_proposer(kind: str, k: int, path: str) -> None:
     prompt = PROMPTS[kind]
     expected = generate(prompt, 60)
     guess = tiny_tokenizer().decode(expected[3:40]) or "x"
-    for name, decoder in decoders(prompt):
+    for name, decoder in decoders(path):
         run = decoder.run(
             GenerationRequest(prompt, chat=False, proposer=name, k=k, max_new_tokens=60, prediction=guess)
         )

@@ -7,9 +7,11 @@ import random
 import pytest
 import torch
 
+import decoder.fused as fused
 import decoder.target as module
-from decoder.target import ModelRunner, first_layers
-from tests.tiny import runner, tiny_llama
+from tests.tiny import PATHS, runner, tiny_llama
+
+pytestmark = pytest.mark.parametrize("path", PATHS)
 
 CLOSE = {"atol": 2e-4, "rtol": 1e-4}
 
@@ -25,8 +27,8 @@ def some_ids(n: int, seed: int = 0) -> list[int]:
     return [rng.randrange(1, 384) for _ in range(n)]
 
 
-def test_appending_and_rolling_back_equals_a_fresh_pass() -> None:
-    model = runner()
+def test_appending_and_rolling_back_equals_a_fresh_pass(path: str) -> None:
+    model = runner(path=path)
     model.reset(1)
     rng = random.Random(1)
     text: list[int] = []
@@ -41,12 +43,13 @@ def test_appending_and_rolling_back_equals_a_fresh_pass() -> None:
     assert model.lengths == [len(text)]
 
 
-def test_the_allocated_size_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_allocated_size_changes_nothing(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = some_ids(70)
     results = []
     for bucket in (8, 64, 2048):
         monkeypatch.setattr(module, "BUCKET", bucket)
-        model = runner()
+        monkeypatch.setattr(fused, "BUCKET", bucket)
+        model = runner(path=path)
         model.reset(1)
         parts = [model.forward(torch.tensor([ids[i : i + 7]]))[0] for i in range(0, 70, 7)]
         results.append(torch.cat(parts))
@@ -54,8 +57,8 @@ def test_the_allocated_size_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(results[1], results[2])
 
 
-def test_a_used_buffer_gives_what_a_new_one_gives() -> None:
-    model = runner()
+def test_a_used_buffer_gives_what_a_new_one_gives(path: str) -> None:
+    model = runner(path=path)
     model.reset(1)
     model.forward(torch.tensor([some_ids(500)]))
     model.reset(1)
@@ -65,8 +68,8 @@ def test_a_used_buffer_gives_what_a_new_one_gives() -> None:
 
 
 @pytest.mark.parametrize("length", [1023, 1024, 1025, 2500])
-def test_a_long_prompt_in_chunks_gives_the_last_row(length: int) -> None:
-    model = runner()
+def test_a_long_prompt_in_chunks_gives_the_last_row(path: str, length: int) -> None:
+    model = runner(path=path)
     model.reset(1)
     ids = some_ids(length)
     last = model.forward(torch.tensor([ids]), last=True)
@@ -75,9 +78,9 @@ def test_a_long_prompt_in_chunks_gives_the_last_row(length: int) -> None:
     assert model.lengths == [length]
 
 
-def test_rows_of_different_length_are_exact() -> None:
+def test_rows_of_different_length_are_exact(path: str) -> None:
     """Ragged: each row has its own length, count and rollback, and padding is never attended."""
-    model = runner()
+    model = runner(path=path)
     model.reset(3)
     texts = [some_ids(5, 1), some_ids(11, 2), some_ids(8, 3)]
     longest = max(map(len, texts))
@@ -99,9 +102,9 @@ def test_rows_of_different_length_are_exact() -> None:
         model.rollback([len(t) for t in texts])
 
 
-def test_ragged_prompts_longer_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ragged_prompts_longer_than_a_chunk(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PREFILL_CHUNK", 16)
-    model = runner()
+    model = runner(path=path)
     model.reset(3)
     texts = [some_ids(5, 1), some_ids(50, 2), some_ids(32, 3)]
     padded = torch.tensor([t + [7] * (50 - len(t)) for t in texts])
@@ -111,8 +114,8 @@ def test_ragged_prompts_longer_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> 
     assert model.lengths == [5, 50, 32]
 
 
-def test_a_tree_sees_its_ancestors_and_the_kept_path_stays() -> None:
-    model = runner()
+def test_a_tree_sees_its_ancestors_and_the_kept_path_stays(path: str) -> None:
+    model = runner(path=path)
     model.reset(1)
     prompt = some_ids(9)
     model.forward(torch.tensor([prompt]))
@@ -132,12 +135,10 @@ def test_a_tree_sees_its_ancestors_and_the_kept_path_stays() -> None:
     assert torch.allclose(after, fresh(kept)[-1], **CLOSE)
 
 
-def test_the_first_layers_share_weights_and_cache_and_disturb_nothing() -> None:
-    model = runner()
-    exit_model = first_layers(model, 2)
-    assert exit_model.kv is model.kv
-    assert exit_model.model.model.layers[0] is model.model.model.layers[0]
-    assert model.model.config.num_hidden_layers == 3
+def test_the_first_layers_share_weights_and_cache_and_disturb_nothing(path: str) -> None:
+    model = runner(path=path)
+    exit_model = model.short(2)
+    assert tiny_llama().config.num_hidden_layers == 3
     model.reset(1)
     prompt = some_ids(12)
     model.forward(torch.tensor([prompt]))
@@ -154,24 +155,25 @@ def test_the_first_layers_share_weights_and_cache_and_disturb_nothing() -> None:
 
 
 @pytest.mark.parametrize("layers", [0, 3, 7])
-def test_an_exit_that_does_not_exist_is_refused(layers: int) -> None:
+def test_an_exit_that_does_not_exist_is_refused(path: str, layers: int) -> None:
     with pytest.raises(ValueError, match="exit after 1 to 2"):
-        first_layers(runner(), layers)
+        runner(path=path).short(layers)
 
 
-def test_a_rollback_never_lengthens() -> None:
-    model = runner()
+def test_a_rollback_never_lengthens(path: str) -> None:
+    model = runner(path=path)
     model.reset(1)
     model.forward(torch.tensor([[1, 2, 3]]))
     with pytest.raises(ValueError, match="cannot be rolled back"):
         model.rollback([4])
 
 
-def test_memory_does_not_grow_with_runs() -> None:
-    model = ModelRunner(tiny_llama(), context=512, device="cpu")
+def test_memory_does_not_grow_with_runs(path: str) -> None:
+    model = runner(context=512, path=path)
     sizes = []
     for n in (30, 200, 30, 200):
         model.reset(1)
         model.forward(torch.tensor([some_ids(n)]))
-        sizes.append(model.kv.rows[0].keys.numel())
+        keys = model.kv.rows[0].keys if path == "generic" else model.buffers.keys
+        sizes.append(keys.numel())
     assert len(set(sizes)) == 1
