@@ -1,7 +1,7 @@
 """Recorded example runs: what a first visitor sees while the model loads.
 
-Each file of ``assets/examples`` holds either one Run of schema 1 or an object with ``run`` and ``baseline``. A file
-that cannot be read is passed over: an example must never keep the page from opening.
+Each file of ``assets/examples`` holds one Run of schema 1, a list of Runs, an object with ``run`` and ``baseline``, or
+an export of History. A file that cannot be read is passed over: an example must never keep the page from opening.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def read_example(path: Path) -> list[Run]:
         found = data["runs"]
     else:
         found = data if isinstance(data, list) else [data]
-    return [Run.from_json(item) for item in found if item]
+    runs = [item["run"] if isinstance(item, dict) and "run" in item else item for item in found if item]
+    return [Run.from_json(item) for item in runs]
 
 
 @functools.cache

@@ -74,9 +74,9 @@ class PlaygroundTab:
             with gr.Column(scale=7, min_width=320, elem_id="rl-centre", elem_classes="rl-centre"):
                 self.caption = gr.HTML("", elem_id="rl-caption", elem_classes="rl-caption")
                 self.stage.build_centre()
-                self.charts = RunCharts(ONE_RUN, "rl-run-charts")
             with gr.Column(scale=4, min_width=280, elem_id="rl-right", elem_classes="rl-right"):
                 self.stage.build_right()
+        self.charts = RunCharts(ONE_RUN, "rl-run-charts")
         self.download = Download("rl-playground-download")
         self.ticket = gr.State(None)
         self.shown_id = gr.State(None)
@@ -161,7 +161,7 @@ class PlaygroundTab:
                     continue
                 buttons = (gr.update(interactive=True), gr.update(interactive=False))
                 shown = frame.run.id if frame.run else None
-                charts = self.charts.draw({frame.run.id: frame.run}) if frame.run else same
+                charts = self.charts.draw({"this run": frame.run}) if frame.run else same
                 yield value, line, caption, *buttons, skip, gr.update(visible=frame.unsaved), shown, *charts
         finally:
             self.service.end(session)
@@ -200,7 +200,7 @@ class PlaygroundTab:
         if isinstance(found, str):
             return found
         feed, caption, line = stored_view(self.shell.store, found)
-        return [feed, caption, line, *self.charts.draw({found.run.id: found.run})]
+        return [feed, caption, line, *self.charts.draw({"this run": found.run})]
 
     def fill(self, request: GenerationRequest) -> list[Any]:
         """Values for the controls, in their order, that lead to ``request``."""
@@ -217,7 +217,7 @@ class PlaygroundTab:
                 return shown
             problem = shown
         run, feed, caption = show_example()
-        charts = self.charts.draw({"example": run}) if run else self.charts.clear()
+        charts = self.charts.draw({"this run": run}) if run else self.charts.clear()
         return [feed, caption, note(problem, "error") if problem else "", *charts]
 
 

@@ -54,9 +54,8 @@ def test_each_proposer_runs_and_is_kept(user: Visitor, real_server: Server, prop
     page.fill("#rl-max-tokens input", "12")
     page.locator("#rl-max-tokens input").blur()
     page.click("#rl-run")
-    expect(page.locator("#rl-note")).to_contain_text(re.compile("starting|loading|warming|reading|tokens", re.I))
-    over = page.locator("#rl-note .rl-note-good, #rl-note .rl-note-warning, #rl-note .rl-note-error")
-    expect(over).to_be_visible(timeout=5 * MINUTES)
+    expect(page.locator("#rl-stop")).to_be_enabled()
+    expect(page.locator("#rl-run")).to_be_enabled(timeout=5 * MINUTES)
     expect(page.locator("#rl-note .rl-note-error")).to_have_count(0)
     with open_store(f"sqlite:///{real_server.db}") as store:
         rows = store.summaries(RunFilter(text=prompt, proposer=proposer)).rows
