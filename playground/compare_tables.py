@@ -237,3 +237,20 @@ def caution(runs: Sequence[Run]) -> str | None:
         f"These runs differ in {', '.join(different)}: a difference in speed is not due to the drafting alone, "
         "so no speed-up may be read from it"
     )
+
+
+def divergence(runs: Sequence[Run]) -> str | None:
+    """Why greedy runs of one prompt may differ in text, or None when they do not differ or were sampled."""
+    sampling = runs[0].request.get("sampling")
+    greedy = isinstance(sampling, Mapping) and sampling.get("temperature") == 0
+    complete = [run for run in runs if run.finish_reason not in ("cancelled", "error")]
+    if not greedy or len({run.output_ids for run in complete}) < 2:
+        return None
+    if runs[0].dtype == "float32":
+        return (
+            "These greedy runs differ in text although they ran in float32: check them with `python -m decoder audit`"
+        )
+    return (
+        f"Greedy runs that differ in text: in {runs[0].dtype}, two tokens with almost equal logits can change places "
+        "when the pass has another shape. From there on the texts part; number format float32 keeps them together"
+    )

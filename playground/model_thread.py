@@ -141,7 +141,7 @@ class ModelThread:
 def describe(run: Run) -> str:
     """The model of a run in one line: ``smollm2-135m · bf16 · CPU · eager``."""
     short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-    parts = [run.target, short.get(run.dtype, run.dtype), run.device.upper(), run.versions.get("path", "")]
+    parts = [run.target, short.get(run.dtype, run.dtype), run.device.upper(), run.versions.get("target_path", "")]
     return " · ".join(part for part in parts if part)
 
 

@@ -266,7 +266,7 @@ class CompareTab:
             (f"{tables.letter(i)} · {words}", run.id) for i, (run, words) in enumerate(zip(runs, labels, strict=True))
         ]
         ids = [run.id for run in runs]
-        caution = tables.caution(runs)
+        caution = tables.caution(runs) or tables.divergence(runs)
         return [
             ", ".join(ids),
             ",".join(ids),

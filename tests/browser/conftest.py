@@ -88,7 +88,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     yield made
     stop(made)
     text = made.log.read_text()
-    assert "Traceback" not in text, text[-4000:]
+    # One test asks for a file that nobody uploaded; Gradio prints its refusal.
+    assert text.count("Traceback") == text.count("InvalidPathError"), text[-4000:]
 
 
 @pytest.fixture(scope="session")

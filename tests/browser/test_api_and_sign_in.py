@@ -79,6 +79,24 @@ def test_the_page_may_load_nothing_from_elsewhere(server: Server) -> None:
     assert "frame-ancestors 'self'" in answer.headers["content-security-policy"]
 
 
+def test_an_import_takes_only_what_was_uploaded(server: Server, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.json"
+    secret.write_text("[]")
+    config = httpx.get(f"{server.url}/config", trust_env=False).json()
+    upload = next(c["id"] for c in config["components"] if c["type"] == "uploadbutton")
+    event = next(d for d in config["dependencies"] if upload in d["inputs"])
+    values = {c["id"]: c["props"].get("value") for c in config["components"]}
+    data = [values.get(i) for i in event["inputs"]]
+    data[event["inputs"].index(upload)] = {"path": str(secret), "meta": {"_type": "gradio.FileData"}}
+    answer = httpx.post(
+        f"{server.url}/gradio_api/run/predict",
+        json={"data": data, "fn_index": event["id"], "session_hash": "stranger"},
+        trust_env=False,
+    )
+    assert answer.status_code == 500
+    assert secret.exists()
+
+
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("guarded")

@@ -69,3 +69,12 @@ def test_rates_are_pooled_by_tokens() -> None:
     assert "B " in line
     assert "C " in line
     assert tables.pooled_line([BASE]) == "None of these runs drafted anything."
+
+
+def test_greedy_texts_that_differ_are_explained() -> None:
+    assert tables.divergence([RUN, BASE]) is None
+    other = make_run(["Other", " text"], run_id="r4", proposer="ngram", k=3, temperature=0)
+    assert "bfloat16" in (tables.divergence([RUN, other]) or "")
+    assert "audit" in (tables.divergence([r.replace(dtype="float32") for r in (RUN, other)]) or "")
+    sampled = make_run(["Other"], run_id="r5", temperature=0.7)
+    assert tables.divergence([sampled, RUN]) is None
