@@ -89,7 +89,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     stop(made)
     text = made.log.read_text()
     # One test asks for a file that nobody uploaded; Gradio prints its refusal.
-    assert text.count("Traceback") == text.count("InvalidPathError"), text[-4000:]
+    assert text.count("Traceback") == text.count("exceptions.InvalidPathError"), text[-4000:]
 
 
 @pytest.fixture(scope="session")
