@@ -21,8 +21,6 @@ from decoder.training.evaluate import Acceptance, evaluate
 from decoder.training.labels import LabelCache
 from decoder.training.rows import Rows, load_rows
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-
 
 def export_model(model: Any, target_folder: Path, out: Path) -> int:
     """Write ``model`` as bf16 with its config and the target's tokenizer; gives the size of the weights in bytes."""
@@ -30,14 +28,22 @@ def export_model(model: Any, target_folder: Path, out: Path) -> int:
     # A tied head is left out: readers tie it again from the config.
     weights = {name: p.detach().to(torch.bfloat16).contiguous().cpu() for name, p in model.named_parameters()}
     save_file(weights, out / "model.safetensors", {"format": "pt"})
-    config = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", "use_cache": True}
+    (out / "model.safetensors").chmod(0o644)  # safetensors makes its files private
+    config = model.config.to_diff_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
     config = {key: value for key, value in config.items() if value is not None and not key.startswith("_")}
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     ends = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
     (out / "generation_config.json").write_text(json.dumps(ends, indent=2) + "\n")
-    for name in TOKENIZER_FILES:
+    for name in ("tokenizer.json", "chat_template.jinja"):
         if (target_folder / name).is_file():
             shutil.copyfile(target_folder / name, out / name)
+    if (target_folder / "tokenizer_config.json").is_file():
+        found = json.loads((target_folder / "tokenizer_config.json").read_text())
+        # The class that every release of transformers knows, and nothing about the folder it came from.
+        about = {key: value for key, value in found.items() if key.endswith("_token") or key == "chat_template"}
+        about |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        about |= {"model_max_length": model.config.max_position_embeddings}
+        (out / "tokenizer_config.json").write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
     return (out / "model.safetensors").stat().st_size
 
 
@@ -50,6 +56,7 @@ def model_card(
     test: Acceptance,
     parameters: int,
     size: int,
+    note: str = "",
 ) -> str:
     """README.md of a draft: what it is, data, seed, steps, held-out acceptance, licence."""
     vocabulary = plan["vocab_size"]
@@ -98,6 +105,9 @@ Greedy, k = {test.k}, on the test rows ({test.steps:,} steps; {test.positions:,}
 - agreement with the target's argmax at any position: {test.agreement:.3f}
 - sampled at temperature 1, expected acceptance of one draft token (mean of the sum of min(p, q)): {test.overlap:.3f}
 
+The test rows are the target's own conversations, as the training rows are: easier than prompts that people write.
+{note}
+
 Acceptance alone does not say whether drafting pays: that depends on the machine, the workload and k. Measure it.
 
 ## Licence
@@ -124,6 +134,7 @@ def main(
     target_name: str = "SmolLM2-135M-Instruct",
     prefix: int = 24,
     k: int = 4,
+    note: Annotated[str, typer.Option(help="Sentence for the card on acceptance with real prompts.")] = "",
     threads: int = 0,
 ) -> None:
     """Export the best weights of a training RUN as a draft that can be loaded."""
@@ -145,7 +156,7 @@ def main(
         test = evaluate(shipped, data, cache, data.part("test"), k=k)
         parameters = sum(p.numel() for p in model.parameters())
         (out / "README.md").write_text(
-            model_card(out.name, target_name, plan, best_point(points), data, test, parameters, size)
+            model_card(out.name, target_name, plan, best_point(points), data, test, parameters, size, note)
         )
         (out / "curve.svg").write_text(
             curve_svg(points, "mean_acceptance_length", f"validation: mean acceptance length, k = {k}")
