@@ -79,14 +79,18 @@ def serve(
 
 @app.command("hash-password")
 def hash_password(
-    name: Annotated[str, typer.Argument(help="User name; without it only the hash is printed.")] = "",
+    name: Annotated[
+        str, typer.Argument(help="User name; asked for at a terminal, else only the hash is printed.")
+    ] = "",
 ) -> None:
     """Print a line for the password file; the password comes from a prompt, or from stdin."""
-    if name:
-        problem = auth.check_name(name)
-        if problem:
-            raise auth.AuthError(problem)
-    if sys.stdin.isatty():
+    asked = sys.stdin.isatty()
+    if asked and not name:
+        name = input("Name (empty: only the hash): ").strip()
+    problem = auth.check_name(name) if name else None
+    if problem:
+        raise auth.AuthError(problem)
+    if asked:
         password = getpass.getpass("Password: ")
         if getpass.getpass("Again: ") != password:
             raise auth.AuthError("the two passwords differ")

@@ -10,6 +10,7 @@ without delay; a comparison measures its one baseline first.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -34,6 +35,7 @@ T = TypeVar("T")
 FRAME_S = 1 / 15
 """Steps are handed on at most this often."""
 UNSAVED_KEPT = 20
+JUST_NOW_S = 2.0
 
 
 def baseline_request(request: GenerationRequest) -> GenerationRequest:
@@ -79,6 +81,7 @@ class ModelService:
         self.unsaved: OrderedDict[str, tuple[Run, Label]] = OrderedDict()
         self._turn = threading.Lock()
         self._stops: dict[str, threading.Event] = {}
+        self._begun: dict[str, float] = {}
         self._active: _Active | None = None
         self._closing = threading.Event()
 
@@ -103,19 +106,22 @@ class ModelService:
     def begin(self, session: str) -> threading.Event:
         """A fresh stop signal for what ``session`` has asked for: it can be stopped while it still waits."""
         event = self._stops[session] = threading.Event()
+        self._begun[session] = time.monotonic()
         return event
 
     def signal(self, session: str) -> threading.Event:
-        """The stop signal of what ``session`` has begun."""
+        """The stop signal of what ``session`` had begun, whose turn has come."""
+        self._begun[session] = math.inf
         return self._stops.setdefault(session, threading.Event())
 
     def end(self, session: str) -> None:
         """What ``session`` had begun is over."""
         self._stops.pop(session, None)
+        self._begun.pop(session, None)
 
     def is_busy(self, session: str) -> bool:
-        """True while ``session`` has work that is going on."""
-        return session in self._stops
+        """True while ``session``'s work goes on, and just after it was asked for (a second click, a double key)."""
+        return self._begun.get(session, -math.inf) > time.monotonic() - JUST_NOW_S
 
     def stop(self, session: str) -> bool:
         """Ask ``session``'s work to stop; False when there is none."""
@@ -128,6 +134,7 @@ class ModelService:
     def forget(self, session: str) -> None:
         """``session`` has left."""
         event = self._stops.pop(session, None)
+        self._begun.pop(session, None)
         if event:
             event.set()
 

@@ -129,6 +129,8 @@ class PlaygroundTab:
     def start(self, request: gr.Request, typed: str, *values: Any) -> tuple[Any, ...]:
         """A click on Run: everything is checked now, so that a mistake is answered at once and never waits."""
         held = dict(zip(CONTROLS, values, strict=True))
+        if self.service.is_busy(request.session_hash or ""):
+            return tuple([gr.skip()] * 5)
         try:
             wanted = to_request(held)
         except RedlineError as error:

@@ -27,8 +27,8 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-KNOWN_NOISE = ("[svelte-i18n]",)
-"""Warnings that Gradio's own scripts print on every page."""
+KNOWN_NOISE = ("[svelte-i18n]", "AbortError")
+"""What Gradio's own scripts print: a warning on every page, and a note when a page is left while it still listens."""
 
 
 @dataclass

@@ -269,6 +269,14 @@ def test_a_bad_import_is_refused_whole(visitor: Visitor, tmp_path: Path, content
     expect(page.locator("#rl-history-note .rl-note-error")).to_contain_text("Nothing was imported")
 
 
+def test_a_run_opens_from_a_page_that_began_with_history(visitor: Visitor) -> None:
+    page = visitor.open("/?tab=history")
+    page.locator(RUNS).first.locator(".rl-open").click()
+    expect(page.locator("#rl-caption")).to_contain_text("rfake")
+    expect(page.locator("#rl-ladder")).to_contain_text("from the prompt")
+    assert run_id(page)
+
+
 def test_run_again_fills_the_controls_and_runs(visitor: Visitor) -> None:
     page = visitor.open()
     run(page, "Run me twice", tokens=23)

@@ -239,3 +239,18 @@ def test_closing_the_service_saves_what_is_going_on(store: Store, engine: FakeEn
     service.close()
     thread.join(timeout=5)
     assert store.get_run(run_id).meta.state is State.STOPPED
+
+
+def test_what_waits_can_be_stopped_and_a_double_click_is_heard_once(service: ModelService, store: Store) -> None:
+    assert not service.is_busy("me")
+    service.begin("me")
+    assert service.is_busy("me")
+    assert service.stop("me")
+    done = everything(service, plan_run(REQUEST, baseline=True), service.signal("me"))[-1]
+    assert done.stopped
+    assert done.runs == ()
+    assert store.summaries(RunFilter(archived=None)).total == 0
+    assert service.is_busy("me")
+    service.end("me")
+    assert not service.is_busy("me")
+    assert not service.stop("me")
