@@ -155,7 +155,7 @@ def run(
     request.validate()
     from decoder.report import print_run
 
-    result, base = _decode(request, baseline, live=not as_json)
+    result, base = _decode(request, baseline)
     if as_json:
         print(json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False))
     else:
@@ -164,27 +164,26 @@ def run(
         raise RequestError(result.error)
 
 
-def _decode(request: GenerationRequest, baseline: bool, live: bool) -> tuple[Any, Any]:
+def _decode(request: GenerationRequest, baseline: bool) -> tuple[Any, Any]:
     from decoder.engine import SpeculativeDecoder
 
     bar, report = progress_bar()
     with bar:
         decoder = SpeculativeDecoder.load(request, report)
-        plain = request.replace(proposer="none", draft=None)
+        base = None
         if baseline:
             report(0.0, "decoding the baseline")
+            plain = request.replace(proposer="none", draft=None)
             base_decoder = SpeculativeDecoder.load(plain, report)
             base_decoder.warm_up(plain)
             base = base_decoder.run(plain)
-        else:
-            base = None
-        stream = decoder.stream(request)
-        if baseline:
             report(0.5, "warming up")
             decoder.warm_up(request)
-            stream = decoder.stream(request)
+        stream = decoder.stream(request)
+        tokens = 0
         for step in stream:
-            report(min(1.0, len(stream.run.output_ids) / request.max_new_tokens), f"decoding, step {step.index}")
+            tokens += len(step.emitted)
+            report(tokens / request.max_new_tokens, f"decoding, step {step.index}")
     result = stream.run
     return (result.replace(baseline_id=base.id) if base is not None else result), base
 

@@ -284,7 +284,6 @@ class Decoding:
         else:
             proposal = Proposal.of_lists([[] for _ in ks], self.device, [None] * len(ks))
         outcomes = self._verify(proposal, ks, draws)
-        times: tuple[float, float, float] | None = None
         accepted: list[int] = []
         for b, state in enumerate(self.states):
             outcome = outcomes[b]
