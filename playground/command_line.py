@@ -148,6 +148,8 @@ def run_server(
     from storage import open_store
 
     store = open_store(db)
+    if store.read_only:
+        print(f"redline: warning: {store.label} may only be read: new runs are not kept", file=sys.stderr)
     print("Redline is starting", flush=True)
     from decoder.request import GenerationRequest
     from playground.app_factory import build_app, launch_options

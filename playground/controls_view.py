@@ -56,17 +56,20 @@ _HIDDEN_UNLESS_USED = {"draft", "ngram_min", "ngram_max", "prediction", "exit_la
 
 
 def proposer_choices() -> list[tuple[str, str]]:
-    """Proposers grouped by family, as label and name."""
-    entries = sorted(catalog.proposers(), key=lambda e: [p.family for p in catalog.proposers()].index(e.family))
-    return [(f"{e.title}" if e.name == "none" else f"{e.title} · {e.family}", e.name) for e in entries]
+    """Proposers as title and name, those of one family together."""
+    entries = catalog.proposers()
+    families = [entry.family for entry in entries]
+    return [(entry.title, entry.name) for entry in sorted(entries, key=lambda entry: families.index(entry.family))]
 
 
 def proposer_sentence(name: Any) -> str:
-    """One sentence on a proposer, and what it needs."""
+    """A proposer's family, one sentence on it, and what it needs."""
     entry = next((e for e in catalog.proposers() if e.name == name), None)
     if entry is None:
         return ""
-    return entry.sentence if entry.needs in ("", "nothing") else f"{entry.sentence} Needs {entry.needs}."
+    family = f"{entry.family.capitalize()}. " if entry.name != "none" else ""
+    needs = "" if entry.needs in ("", "nothing") else f" Needs {entry.needs}."
+    return f"{family}{entry.sentence}{needs}"
 
 
 def target_choices() -> list[tuple[str, str]]:

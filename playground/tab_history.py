@@ -169,19 +169,21 @@ class HistoryTab:
 
     # --- actions ----------------------------------------------------------------------------------------------
 
-    def open_row(self, event: gr.EventData) -> list[Any]:
+    def open_row(self, event: gr.EventData, request: gr.Request) -> list[Any]:
         """A click on a run's name."""
         payload = event._data if isinstance(event._data, dict) else {}
-        return self._open(payload.get("id"))
+        return self._open(request, payload.get("id"))
 
-    def open_picked(self, picked: str) -> list[Any]:
+    def open_picked(self, request: gr.Request, picked: str) -> list[Any]:
         """The button Open."""
         try:
-            return self._open(act.one_of(act.read_selection(picked), "open"))
+            return self._open(request, act.one_of(act.read_selection(picked), "open"))
         except RedlineError as error:
             return self._not_opened(str(error))
 
-    def _open(self, run_id: Any) -> list[Any]:
+    def _open(self, request: gr.Request, run_id: Any) -> list[Any]:
+        if self.shell.service.is_busy(request.session_hash or ""):
+            return self._not_opened("a run of yours is going on: stop it or wait for its end, then open another")
         shown = self.shell.built["playground"].show(run_id)
         if isinstance(shown, str):
             return self._not_opened(shown)

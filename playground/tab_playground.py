@@ -218,9 +218,12 @@ class PlaygroundTab:
             if not isinstance(shown, str):
                 return shown
             problem = shown
+        line = note(problem, "error") if problem else ""
+        if not line and self.shell.store.read_only:
+            line = note("this database may only be read: what you run is shown, but not kept", "warning")
         run, feed, caption = show_example()
         charts = self.charts.draw({"this run": run}) if run else self.charts.clear()
-        return [feed, caption, note(problem, "error") if problem else "", *charts]
+        return [feed, caption, line, *charts]
 
 
 def _to_compare() -> Any:

@@ -101,6 +101,19 @@ def test_stop_keeps_what_there_is(visitor: Visitor) -> None:
     expect(page.locator(RUNS).first).to_contain_text("stopped")
 
 
+def test_a_live_run_is_not_pushed_off_the_stage(visitor: Visitor) -> None:
+    page = visitor.open()
+    run(page, "slow and alone", wait=False)
+    expect(page.locator("#rl-note")).to_contain_text("tokens", timeout=20_000)
+    open_history(visitor)
+    expect(page.locator(RUNS).first).to_contain_text("running")
+    page.locator(RUNS).nth(1).locator(".rl-open").click()
+    expect(page.locator("#rl-history-note .rl-note-error")).to_contain_text("is going on")
+    visitor.tab("Playground")
+    page.click("#rl-stop")
+    expect(page.locator("#rl-run")).to_be_enabled(timeout=20_000)
+
+
 def test_bad_input_is_answered_beside_the_controls(visitor: Visitor) -> None:
     page = visitor.open()
     page.fill("#rl-prompt textarea", "   ")
