@@ -23,6 +23,9 @@ lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+bench: $(VENV)/.ready
+	$(BIN)/python -m decoder bench $(ARGS)
+
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .

@@ -15,16 +15,18 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from decoder import catalog
+from decoder.bench.command import bench
 from decoder.errors import RedlineError, RequestError
 from decoder.request import PROPOSERS, GenerationRequest, SamplingParams
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="Speculative decoding on the command line: decode, list models, check that nothing is lost.",
+    help="Speculative decoding on the command line: decode, list models, measure, check that nothing is lost.",
     pretty_exceptions_enable=False,
 )
 err = Console(stderr=True, highlight=False)
+app.command()(bench)
 
 
 def one_line(text: str) -> str:

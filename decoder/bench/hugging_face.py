@@ -62,6 +62,9 @@ class HuggingFaceVariant(Variant):
         self.model, self.assistant, self.eos_ids = model, assistant, eos_ids
 
     def start(self, report: Report) -> None:
+        from transformers.utils import logging as hf_logging
+
+        hf_logging.set_verbosity_error()
         if self.model is None:
             loaded = loading.load(self._target, self._dtype, self._device, report)
             self.model, self.eos_ids = loaded.model, loaded.eos_ids

@@ -36,6 +36,7 @@ class OurVariant(Variant):
         super().__init__(VariantName("redline", label or proposer, k if proposer != "none" else 0))
         self.proposer, self.k, self.draft, self.exit_layer = proposer, k, draft, exit_layer
         self._decoder = decoder
+        self._own = decoder is None
 
     def takes(self, case: Case) -> bool:
         return self.proposer != "prediction" or bool(case.request.prediction)
@@ -54,6 +55,9 @@ class OurVariant(Variant):
         super().warm_up(case)
         assert self._decoder is not None
         settle(self._decoder)
+        if self._own:
+            # Its text repeats, so that look-ups find something and passes of k + 1 tokens are warm as well.
+            self._decoder.warm_up(self.request(case))
         super().warm_up(case)
 
     def measure(self, case: Case, repeat: int) -> Sample:

@@ -174,15 +174,16 @@ def rows(
     suites: Sequence[str],
     floor_ms: float | None,
 ) -> list[RowSummary]:
-    """Rows of every suite and, where there are several, of all of them together. A variant that no prompt of a suite
-    suits has no row there, unless an error is the reason."""
+    """Rows of every suite and, where there are several, of all of them together. A variant without samples has a row
+    in the last table only, with the reason."""
     found = []
-    for suite in [*suites, *([ALL] if len(suites) > 1 else [])]:
+    tables = [*suites, *([ALL] if len(suites) > 1 else [])]
+    for suite in tables:
         here = [s for s in samples if suite in (s.suite, ALL)]
         plain = [s for s in here if s.variant == OUR_PLAIN]
         theirs = [s for s in here if s.variant == THEIR_PLAIN]
         for variant in variants:
             own = [s for s in here if s.variant == variant]
-            if own or variant in errors:
+            if own or (variant in errors and suite == tables[-1]):
                 found.append(row(suite, variant, own, plain, theirs, floor_ms, errors.get(variant)))
     return found
