@@ -7,34 +7,40 @@ become views into the fused tensors, so that nothing is held twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from decoder.target import BUCKET, RowRunner, chain_mask, check_exit, tree_mask
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 _FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
 """Families whose layers are the plain ones below; others take the generic path."""
 
 
-@dataclass(slots=True)
-class _Block:
+class Block(nn.Module):
     """Weights of one layer. ``qkv`` [(heads + 2 kv_heads) * head_dim, H], ``gate_up`` [2 I, H]."""
 
-    attention_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
-    mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        biased = projections[0].bias is not None
+        q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self.attention_norm = layer.input_layernorm.weight
+        self.qkv = _join([p.weight for p in projections])
+        self.qkv_bias = _fixed(torch.cat([p.bias for p in projections])) if biased else None
+        self.q_norm = None if q_norm is None else q_norm.weight
+        self.k_norm = None if k_norm is None else k_norm.weight
+        self.out = attention.o_proj.weight
+        self.out_bias = attention.o_proj.bias
+        self.mlp_norm = layer.post_attention_layernorm.weight
+        self.gate_up = _join([mlp.gate_proj.weight, mlp.up_proj.weight])
+        self.down = mlp.down_proj.weight
 
 
 def why_not(model: Any) -> str | None:
@@ -52,51 +58,81 @@ def why_not(model: Any) -> str | None:
     return None
 
 
-class Weights:
+class Weights(nn.Module):
     """The fused weights of a model; built once and shared by every runner on it."""
 
     def __init__(self, model: Any) -> None:
+        super().__init__()
         config, inner = model.config, model.model
         self.heads = int(config.num_attention_heads)
         self.kv_heads = int(config.num_key_value_heads)
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
         self.eps = float(config.rms_norm_eps)
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
-        self.embedding: Tensor = inner.embed_tokens.weight
-        self.norm: Tensor = inner.norm.weight
-        self.head: Tensor = model.lm_head.weight
-        self.head_bias: Tensor | None = model.lm_head.bias
+        self.embedding = inner.embed_tokens.weight
+        self.norm = inner.norm.weight
+        self.head = model.lm_head.weight
+        self.head_bias = model.lm_head.bias
         self.rotary = inner.rotary_emb
         with torch.inference_mode(False), torch.no_grad():
-            self.blocks = [_fuse(layer) for layer in inner.layers]
+            self.blocks = nn.ModuleList([Block(layer) for layer in inner.layers])
+        self.stack: list[Block] = list(self.blocks)  # type: ignore[arg-type]
+
+    def run(self, ids: Tensor, cos: Tensor, sin: Tensor, layers: int, attend: Attend) -> Tensor:
+        """Hidden states [B, T, H] of ids [B, T] behind ``layers`` layers; cos and sin are [B, T, 1, head_dim].
+
+        ``attend(layer, q, k, v)`` stores keys and values and mixes: q [B, T, heads, d], k and v [B, T, kv_heads, d]
+        -> [B, T, heads * d].
+        """
+        batch, width = ids.shape
+        hidden = F.embedding(ids, self.embedding)
+        sizes = (self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim)
+        for layer, b in enumerate(self.stack[:layers]):
+            x = rms_norm(hidden, b.attention_norm, self.eps)
+            q, k, v = F.linear(x, b.qkv, b.qkv_bias).split(sizes, -1)
+            q = q.view(batch, width, self.heads, self.head_dim)
+            k = k.view(batch, width, self.kv_heads, self.head_dim)
+            v = v.view(batch, width, self.kv_heads, self.head_dim)
+            if b.q_norm is not None and b.k_norm is not None:
+                q, k = rms_norm(q, b.q_norm, self.eps), rms_norm(k, b.k_norm, self.eps)
+            mixed = attend(layer, rotate(q, cos, sin), rotate(k, cos, sin), v)
+            hidden = hidden + F.linear(mixed, b.out, b.out_bias)
+            gate, up = F.linear(rms_norm(hidden, b.mlp_norm, self.eps), b.gate_up).chunk(2, -1)
+            hidden = hidden + F.linear(F.silu(gate) * up, b.down)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and head: [..., H] -> [..., V]."""
+        return F.linear(rms_norm(hidden, self.norm, self.eps), self.head, self.head_bias)
 
 
-def _fuse(layer: Any) -> _Block:
-    attention, mlp = layer.self_attn, layer.mlp
-    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-    return _Block(
-        attention_norm=layer.input_layernorm.weight,
-        qkv=_join([p.weight for p in projections]),
-        qkv_bias=None if projections[0].bias is None else torch.cat([p.bias for p in projections]),
-        q_norm=None if q_norm is None else q_norm.weight,
-        k_norm=None if k_norm is None else k_norm.weight,
-        out=attention.o_proj.weight,
-        out_bias=attention.o_proj.bias,
-        mlp_norm=layer.post_attention_layernorm.weight,
-        gate_up=_join([mlp.gate_proj.weight, mlp.up_proj.weight]),
-        down=mlp.down_proj.weight,
-    )
+def _fixed(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
 
 
-def _join(parts: Sequence[torch.nn.Parameter]) -> Tensor:
+def _join(parts: Sequence[nn.Parameter]) -> nn.Parameter:
     """One tensor of all rows; the parts become views into it."""
     joined = torch.cat([p.data for p in parts])
     at = 0
     for part in parts:
         part.data = joined[at : at + part.shape[0]]
         at += part.shape[0]
-    return joined
+    return _fixed(joined)
+
+
+def mix(w: Weights, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of q [B, T, heads, d] over keys and values [B, kv_heads, S, d] -> [B, T, heads * d].
+
+    The query heads of a group become further queries of their key-value head, so that nothing is copied; ``mask``
+    [B or 1, 1, T * group, S] is True where a query sees a slot (None: all of them).
+    """
+    batch, width = q.shape[:2]
+    group = w.heads // w.kv_heads
+    packed = q.view(batch, width, w.kv_heads, group, w.head_dim).permute(0, 2, 3, 1, 4)
+    packed = packed.reshape(batch, w.kv_heads, group * width, w.head_dim)
+    mixed = F.scaled_dot_product_attention(packed, keys, values, attn_mask=mask)
+    mixed = mixed.view(batch, w.kv_heads, group, width, w.head_dim).permute(0, 3, 1, 2, 4)
+    return mixed.reshape(batch, width, w.heads * w.head_dim)
 
 
 class Buffers:
@@ -115,7 +151,7 @@ class Buffers:
         # Grown by half at least, so that a long text moves its cache a few times only.
         had = self.keys.shape[3] if self.keys is not None and self.keys.shape[1] == batch else 0
         capacity = -(-max(tokens, had + had // 2) // BUCKET) * BUCKET
-        shape = (len(w.blocks), batch, w.kv_heads, capacity, w.head_dim)
+        shape = (len(w.stack), batch, w.kv_heads, capacity, w.head_dim)
         keys = torch.zeros(shape, dtype=w.embedding.dtype, device=w.embedding.device)
         values = torch.zeros_like(keys)
         if had and self.keys is not None and self.values is not None:
@@ -154,7 +190,7 @@ class FusedRunner(RowRunner):
         self.context = context
         self.device = device
         self.vocab_size = weights.vocab_size
-        self.layers = len(weights.blocks) if layers is None else layers
+        self.layers = len(weights.stack) if layers is None else layers
         self.buffers = buffers or Buffers(weights)
         self.lengths = []
 
@@ -162,7 +198,7 @@ class FusedRunner(RowRunner):
         self.lengths = [0] * batch
 
     def short(self, layers: int) -> FusedRunner:
-        check_exit(layers, len(self.weights.blocks))
+        check_exit(layers, len(self.weights.stack))
         return FusedRunner(self.weights, context=self.context, device=self.device, buffers=self.buffers, layers=layers)
 
     def _pass(self, ids: Tensor, counts: list[int], last: bool, parents: Sequence[int | None] | None) -> Tensor:
@@ -179,8 +215,7 @@ class FusedRunner(RowRunner):
         if last:
             at = torch.tensor([max(count - 1, 0) for count in counts], device=self.device)
             hidden = hidden[torch.arange(batch, device=self.device), at][:, None]
-        hidden = rms_norm(hidden, self.weights.norm, self.weights.eps)
-        return F.linear(hidden, self.weights.head, self.weights.head_bias)
+        return self.weights.logits(hidden)
 
     def _layers(
         self, ids: Tensor, positions: Tensor, slots: Tensor | None, mask: Tensor | None, start: int, end: int
@@ -190,25 +225,13 @@ class FusedRunner(RowRunner):
         assert keys is not None
         assert values is not None
         batch, width = ids.shape
-        hidden = F.embedding(ids, w.embedding)
-        cos, sin = w.rotary(hidden, positions)
-        cos, sin = cos[:, :, None], sin[:, :, None]
         group = w.heads // w.kv_heads
-        sizes = (w.heads * w.head_dim, w.kv_heads * w.head_dim, w.kv_heads * w.head_dim)
         causal = mask is None and width > 1
         if mask is not None and group > 1:
             mask = mask.repeat(1, 1, group, 1)
         index = None if slots is None else slots[:, None, :, None].expand(batch, w.kv_heads, width, w.head_dim)
-        for layer in range(self.layers):
-            b = w.blocks[layer]
-            x = rms_norm(hidden, b.attention_norm, w.eps)
-            q, k, v = F.linear(x, b.qkv, b.qkv_bias).split(sizes, -1)
-            q = q.view(batch, width, w.heads, w.head_dim)
-            k = k.view(batch, width, w.kv_heads, w.head_dim)
-            v = v.view(batch, width, w.kv_heads, w.head_dim)
-            if b.q_norm is not None and b.k_norm is not None:
-                q, k = rms_norm(q, b.q_norm, w.eps), rms_norm(k, b.k_norm, w.eps)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             k, v = k.transpose(1, 2), v.transpose(1, 2)
             if index is None:
                 keys[layer, :, :, start:end] = k
@@ -217,22 +240,16 @@ class FusedRunner(RowRunner):
                 keys[layer].scatter_(2, index, k)
                 values[layer].scatter_(2, index, v)
             seen_k, seen_v = keys[layer, :, :, :end], values[layer, :, :, :end]
-            if causal:
-                # A prompt from the start: the flash kernel knows causality, and heads are repeated once per layer.
-                mixed = F.scaled_dot_product_attention(
-                    q.transpose(1, 2), seen_k, seen_v, is_causal=True, enable_gqa=group > 1
-                ).transpose(1, 2)
-            else:
-                # The query heads of a group become further queries of their key-value head: nothing is copied.
-                packed = q.view(batch, width, w.kv_heads, group, w.head_dim).permute(0, 2, 3, 1, 4)
-                packed = packed.reshape(batch, w.kv_heads, group * width, w.head_dim)
-                mixed = F.scaled_dot_product_attention(packed, seen_k, seen_v, attn_mask=mask)
-                mixed = mixed.view(batch, w.kv_heads, group, width, w.head_dim).permute(0, 3, 1, 2, 4)
-            mixed = mixed.reshape(batch, width, w.heads * w.head_dim)
-            hidden = hidden + F.linear(mixed, b.out, b.out_bias)
-            gate, up = F.linear(rms_norm(hidden, b.mlp_norm, w.eps), b.gate_up).chunk(2, -1)
-            hidden = hidden + F.linear(F.silu(gate) * up, b.down)
-        return hidden
+            if not causal:
+                return mix(w, q, seen_k, seen_v, mask)
+            # A prompt from the start: the flash kernel knows causality by itself.
+            mixed = F.scaled_dot_product_attention(
+                q.transpose(1, 2), seen_k, seen_v, is_causal=True, enable_gqa=group > 1
+            )
+            return mixed.transpose(1, 2).reshape(batch, width, w.heads * w.head_dim)
+
+        cos, sin = w.rotary(w.embedding[:1], positions)
+        return w.run(ids, cos[:, :, None], sin[:, :, None], self.layers, attend)
 
     @torch.inference_mode()
     def keep_path(self, row: int, start: int, nodes: Sequence[int]) -> None:

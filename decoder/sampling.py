@@ -15,6 +15,9 @@ from torch import Tensor
 from decoder.errors import RequestError
 from decoder.request import SamplingParams
 
+_NUCLEUS = 512
+"""Tokens that are looked at before the whole vocabulary is sorted for top-p."""
+
 
 def filter_logits(logits: Tensor, params: SamplingParams) -> Tensor:
     """Temperature, top-k, top-p and min-p on float32 ``logits`` [T, V]; refused tokens become -inf.
@@ -27,16 +30,28 @@ def filter_logits(logits: Tensor, params: SamplingParams) -> Tensor:
         kth = logits.topk(params.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)
     if params.top_p < 1:
-        ordered, index = logits.sort(dim=-1, descending=True)
-        probs = ordered.softmax(-1)
-        # A token stays if what lies before it is still below top_p; the first one always stays.
-        drop = (probs.cumsum(-1) - probs) >= params.top_p
-        drop[..., 0] = False
-        logits = logits.masked_fill(torch.zeros_like(drop).scatter(-1, index, drop), -torch.inf)
+        logits = _keep_nucleus(logits, params.top_p)
     if params.min_p > 0:
         probs = logits.softmax(-1)
         logits = logits.masked_fill(probs < params.min_p * probs.amax(-1, keepdim=True), -torch.inf)
     return logits
+
+
+def _keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """Top-p: the likeliest tokens until their mass reaches ``top_p``; the first one always stays."""
+    # Sorting a whole vocabulary costs more than a small model's layer; the nucleus is nearly always among a few.
+    probs = logits.softmax(-1)
+    few = min(_NUCLEUS, logits.shape[-1])
+    if logits.device.type == "cpu" and few < logits.shape[-1]:
+        ordered, index = probs.topk(few, dim=-1)
+        if bool((ordered.sum(-1) < top_p).any()):
+            ordered, index = probs.sort(dim=-1, descending=True)
+    else:
+        ordered, index = probs.sort(dim=-1, descending=True)
+    # A token stays if what lies before it is still below top_p.
+    keep = (ordered.cumsum(-1) - ordered) < top_p
+    keep[..., 0] = True
+    return logits.masked_fill(~torch.zeros_like(logits, dtype=torch.bool).scatter(-1, index, keep), -torch.inf)
 
 
 def draw(probs: Tensor, u: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+import decoder.sampling as sampling
 from decoder.errors import RequestError
 from decoder.request import SamplingParams
 from decoder.sampling import Draws, Sampler, draw, filter_logits
@@ -43,6 +44,18 @@ def test_filters_equal_transformers(params: SamplingParams, theirs: list) -> Non
     for warper in theirs:
         expected = warper(None, expected)
     assert torch.allclose(filter_logits(raw, params).softmax(-1), expected.softmax(-1), atol=1e-6)
+
+
+@pytest.mark.parametrize("few", [1, 4, 512])
+def test_top_p_does_not_depend_on_how_many_tokens_are_looked_at_first(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = logits(3, rows=20)
+    whole = TopPLogitsWarper(0.8)(None, raw)
+    monkeypatch.setattr(sampling, "_NUCLEUS", few)
+    assert torch.allclose(
+        filter_logits(raw, SamplingParams(temperature=1.0, top_p=0.8)), whole - raw.amax(-1, keepdim=True)
+    )
 
 
 def test_repetition_penalty_equals_transformers_over_prompt_and_output() -> None:
