@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from decoder.bench.measure import Case, Report, sentence, silent, turn_order
+from decoder.bench.measure import Case, Report, quiet_garbage, sentence, silent, turn_order
 from decoder.bench.ours import OurVariant
 from decoder.bench.summary import Spread, spread
 from decoder.engine import Decoding, SpeculativeDecoder
@@ -84,26 +84,46 @@ def measure_batches(
     """Every variant at every B, in turns. An error fills its cell of the table and nothing else."""
     samples: list[BatchSample] = []
     errors: dict[tuple[str, int], str] = {}
-    for number, size in enumerate(sizes):
-        chosen = [cases[i % len(cases)] for i in range(size)]
-        for repeat in range(-1, repeats):
-            report(number / len(sizes), f"batches of {size}")
-            for index in turn_order(len(pairs), repeat + 1):
-                variant, decoder = pairs[index]
-                key = (variant.name.key, size)
-                if key in errors:
-                    continue
-                gc.collect()
-                try:
-                    # The first turn is the warm-up: a few tokens that are not kept.
-                    now = chosen if repeat >= 0 else [case.shortened(2 * (variant.k + 2)) for case in chosen]
-                    sample = decode_batch(decoder, variant, now, repeat)
-                except Exception as error:
-                    errors[key] = sentence(error)
-                    continue
-                if repeat >= 0:
-                    samples.append(sample)
+    with quiet_garbage():
+        for number, size in enumerate(sizes):
+            _one_size(
+                pairs,
+                [cases[i % len(cases)] for i in range(size)],
+                repeats,
+                number / len(sizes),
+                report,
+                samples,
+                errors,
+            )
     return samples, errors
+
+
+def _one_size(
+    pairs: Sequence[tuple[OurVariant, SpeculativeDecoder]],
+    chosen: Sequence[Case],
+    repeats: int,
+    fraction: float,
+    report: Report,
+    samples: list[BatchSample],
+    errors: dict[tuple[str, int], str],
+) -> None:
+    for repeat in range(-1, repeats):
+        report(fraction, f"batches of {len(chosen)}")
+        for index in turn_order(len(pairs), repeat + 1):
+            variant, decoder = pairs[index]
+            key = (variant.name.key, len(chosen))
+            if key in errors:
+                continue
+            gc.collect()
+            try:
+                # The first turn is the warm-up: a few tokens that are not kept.
+                now = chosen if repeat >= 0 else [case.shortened(2 * (variant.k + 2)) for case in chosen]
+                sample = decode_batch(decoder, variant, now, repeat)
+            except Exception as error:
+                errors[key] = sentence(error)
+                continue
+            if repeat >= 0:
+                samples.append(sample)
 
 
 def batch_rows(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 
 from decoder.bench.plan import BenchPlan, parse_numbers, parse_peer
 from decoder.bench.suites import SUITES
@@ -74,13 +77,16 @@ def bench(
         found = results.read(show)
     else:
         from decoder.bench.run import run_bench
-        from decoder.cli import err, progress_bar
+        from decoder.cli import err
 
         # A peer's server is stopped on the way out, whichever way that is.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        bar, report = progress_bar()
-        with bar:
-            found = run_bench(plan.quick() if quick else plan, report)
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        bar, report = still_bar(err)
+        try:
+            with bar:
+                found = run_bench(plan.quick() if quick else plan, report)
+        finally:
+            signal.signal(signal.SIGTERM, before)
         path = results.save(found, out)
         err.print(f"kept in {path}", soft_wrap=True)
     if as_json:
@@ -89,3 +95,10 @@ def bench(
         print(tables.markdown(found), end="")
     else:
         tables.print_bench(found)
+
+
+def still_bar(console: Console) -> tuple[Progress, Callable[[float, str], None]]:
+    """A progress bar that is drawn only when something is reported, which is never while something is measured."""
+    bar = Progress(TextColumn("{task.description}"), BarColumn(), console=console, transient=True, auto_refresh=False)
+    task = bar.add_task("starting", total=1.0)
+    return bar, lambda fraction, message: bar.update(task, completed=fraction, description=message, refresh=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -118,6 +119,17 @@ def sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
+@contextmanager
+def quiet_garbage() -> Iterator[None]:
+    """Set everything that lives now aside from garbage collection, so that collecting between runs is quick."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def turn_order(count: int, turn: int) -> list[int]:
     """Indices 0 .. count - 1, beginning with ``turn``."""
     return [(turn + i) % count for i in range(count)]
@@ -145,22 +157,34 @@ def interleave(
             except Exception as error:
                 errors[variant.name.key] = sentence(error)
                 variant.stop()
-        work, done = max(1, repeats * len(cases) * len(alive)), 0
-        for repeat in range(repeats):
-            for number, case in enumerate(cases):
-                for index in turn_order(len(alive), repeat * len(cases) + number):
-                    variant = alive[index]
-                    done += 1
-                    if variant.name.key in errors or not variant.takes(case):
-                        continue
-                    report(0.15 + 0.85 * done / work, f"{case.suite} {case.id}: {variant.name.key}")
-                    # The garbage of one variant must not be collected on another's clock.
-                    gc.collect()
-                    try:
-                        samples.append(variant.measure(case, repeat))
-                    except Exception as error:
-                        errors[variant.name.key] = sentence(error)
+        with quiet_garbage():
+            _take_turns(alive, cases, repeats, report, samples, errors)
     finally:
         for variant in variants:
             variant.stop()
     return samples, errors
+
+
+def _take_turns(
+    alive: Sequence[Variant],
+    cases: Sequence[Case],
+    repeats: int,
+    report: Report,
+    samples: list[Sample],
+    errors: dict[str, str],
+) -> None:
+    work, done = max(1, repeats * len(cases) * len(alive)), 0
+    for repeat in range(repeats):
+        for number, case in enumerate(cases):
+            for index in turn_order(len(alive), repeat * len(cases) + number):
+                variant = alive[index]
+                done += 1
+                if variant.name.key in errors or not variant.takes(case):
+                    continue
+                report(0.15 + 0.85 * done / work, f"{case.suite} {case.id}: {variant.name.key}")
+                # The garbage of one variant must not be collected on another's clock.
+                gc.collect()
+                try:
+                    samples.append(variant.measure(case, repeat))
+                except Exception as error:
+                    errors[variant.name.key] = sentence(error)
