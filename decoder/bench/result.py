@@ -139,6 +139,14 @@ def machine(device: str, dtype: str) -> dict[str, Any]:
     }
 
 
+def load_average() -> float | None:
+    """Programs that ran or wanted to, over the last minute; None where the system does not tell."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (AttributeError, OSError):
+        return None
+
+
 def processor_name() -> str:
     """The processor's model name as the system gives it."""
     try:

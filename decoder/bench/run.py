@@ -11,7 +11,7 @@ from decoder.bench.memory import measure_memory
 from decoder.bench.ours import OurVariant, our_variants
 from decoder.bench.peers import peer_variants
 from decoder.bench.plan import BenchPlan
-from decoder.bench.result import BenchResult, machine, now
+from decoder.bench.result import BenchResult, load_average, machine, now
 from decoder.bench.suites import load_suite
 from decoder.bench.synthetic import SyntheticPlan, run_synthetic
 from decoder.bench.widths import measure_widths
@@ -31,6 +31,7 @@ def run_bench(plan: BenchPlan, report: Report = silent) -> BenchResult:
     plan.validate()
     if plan.synthetic:
         return _synthetic(plan, report)
+    load_before = load_average()
     loaded = loading.load(plan.target, plan.dtype, plan.device, report)
     report(0.0, "measuring the read bandwidth")
     floor = measure_floor(loaded.model, loaded.device)
@@ -62,7 +63,7 @@ def run_bench(plan: BenchPlan, report: Report = silent) -> BenchResult:
     return BenchResult(
         plan=plan,
         created=now(),
-        machine=machine(loaded.device, loaded.dtype),
+        machine={**machine(loaded.device, loaded.dtype), "load_before": load_before},
         variants=tuple(variant.name.key for variant in variants),
         samples=tuple(samples),
         errors=errors,

@@ -181,6 +181,9 @@ def summary_lines(result: BenchResult) -> list[str]:
         f"{m['device_name']}, {m['cores']} cores, {m['threads']} threads, {m['dtype']} on {m['device']}, "
         f"torch {m['torch']}, transformers {m['transformers']}, {result.created}"
     ]
+    load = m.get("load_before")
+    if load is not None and load > 0.5:
+        lines.append(f"not a quiet machine: its load average was {load:g} before the bench began")
     if not result.synthetic:
         p = result.plan
         lines.append(f"{p.target}, greedy, up to {p.tokens} tokens, {p.repeats} repeats; decode only, prefill left out")
