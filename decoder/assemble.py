@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from decoder import catalog, compat, loading
+from decoder.compiled import CompiledRunner, compiled_steps
 from decoder.engine import SpeculativeDecoder, Target
 from decoder.errors import IncompatibleError, ModelError
 from decoder.fused import FusedRunner, Weights, why_not
@@ -28,7 +29,11 @@ def new_runner(loaded: LoadedModel) -> RowRunner:
         return ModelRunner(loaded.model, context=loaded.context, device=loaded.device)
     if id(loaded) not in _weights:
         _weights[id(loaded)] = (loaded, Weights(loaded.model))
-    return FusedRunner(_weights[id(loaded)][1], context=loaded.context, device=loaded.device)
+    weights = _weights[id(loaded)][1]
+    steps = compiled_steps(loaded)
+    if steps:
+        return CompiledRunner(weights, steps, context=loaded.context, device=loaded.device)
+    return FusedRunner(weights, context=loaded.context, device=loaded.device)
 
 
 def runner_of(loaded: LoadedModel, *, own: bool = False) -> RowRunner:

@@ -194,6 +194,11 @@ def _decode(request: GenerationRequest, baseline: bool) -> tuple[Any, Any]:
 def models(
     as_json: Annotated[bool, typer.Option("--json", help="The catalog as JSON.")] = False,
     prepare: Annotated[str | None, typer.Option(help="Convert or download this model now.")] = None,
+    compile_: Annotated[
+        str | None, typer.Option("--compile", help="Compile this model's steps for this machine (minutes, once).")
+    ] = None,
+    widths: Annotated[str, typer.Option(help="Tokens per pass to compile for.")] = "1,5,9",
+    clear_cache: Annotated[bool, typer.Option("--clear-cache", help="Delete all compiled steps.")] = False,
 ) -> None:
     """List the models: name, kind, licence, present or how to get them."""
     if prepare:
@@ -203,6 +208,14 @@ def models(
         with bar:
             place = locate(prepare, report)
         err.print(f"{prepare} is ready ({place.where})")
+        return
+    if compile_:
+        _compile(compile_, widths)
+        return
+    if clear_cache:
+        from decoder.compiled import clear_cache as clear
+
+        print(f"{clear() / 1e6:,.0f} MB of compiled steps deleted")
         return
     entries = [*catalog.targets(), *catalog.drafts()]
     if as_json:
@@ -228,6 +241,31 @@ def models(
     for e in entries:
         table.add_row(e.name, e.kind, e.licence, f"{e.size_mb:,}", "yes" if e.present else e.how_to_get)
     Console().print(table)
+
+
+def _compile(name: str, widths: str) -> None:
+    from decoder import compiled
+    from decoder.fused import why_not
+    from decoder.loading import load
+
+    try:
+        wanted = sorted({int(w) for w in widths.split(",")})
+    except ValueError:
+        raise RequestError(f"--widths takes numbers such as 1,5,9, not {widths!r}") from None
+    if not wanted or not 1 <= wanted[0] <= wanted[-1] <= 65:
+        raise RequestError("--widths takes numbers between 1 and 65")
+    loaded = load(name, device="cpu")
+    reason = why_not(loaded.model) or compiled.why_not(loaded, wanted)
+    if reason:
+        raise RequestError(f"{name} is not compiled: {reason}")
+    for width in wanted:
+        if compiled.package_path(loaded, width).is_file():
+            err.print(f"{name}, {width} per pass: already compiled")
+            continue
+        with err.status(f"compiling {name} for {width} tokens per pass (a minute or two)"):
+            compiled.build_apart(loaded, width)
+        err.print(f"{name}, {width} per pass: compiled")
+    err.print(f"compiled steps take {compiled.cache_size() / 1e6:,.0f} MB in {compiled.root()}")
 
 
 @app.command()

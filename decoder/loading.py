@@ -55,6 +55,8 @@ class LoadedModel:
     vocab_size: int
     context: int
     eos_ids: frozenset[int]
+    folder: Path | None = None
+    """The local folder of its weights, None for a model that came from the Hub."""
     context_note: str = ""
     """Why ``context`` is shorter than the model's own limit, or ""."""
 
@@ -304,6 +306,7 @@ def _load(name: str, dtype: str, device: str, progress: Progress, role: str) -> 
         vocab_size=int(model.get_output_embeddings().weight.shape[0]),
         context=context,
         eos_ids=_eos_ids(model, tokenizer),
+        folder=place.local,
         context_note=note,
     )
 

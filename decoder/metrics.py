@@ -181,6 +181,7 @@ def baseline_fits(run: Run, baseline: Run) -> str | None:
         ("target weights", run.fingerprint, baseline.fingerprint),
         ("dtype", run.dtype, baseline.dtype),
         ("device", run.device, baseline.device),
+        ("path of the passes", run.versions.get("target_path"), baseline.versions.get("target_path")),
         ("prompt", run.prompt_ids, baseline.prompt_ids),
         ("sampling", run.request.get("sampling"), baseline.request.get("sampling")),
         ("max_new_tokens", run.request.get("max_new_tokens"), baseline.request.get("max_new_tokens")),
