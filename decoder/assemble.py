@@ -36,12 +36,21 @@ def new_runner(loaded: LoadedModel) -> RowRunner:
     return FusedRunner(weights, context=loaded.context, device=loaded.device)
 
 
+def _forget_unloaded() -> None:
+    """Let go of what belongs to models that ``loading`` no longer keeps."""
+    kept = {id(model) for model in loading.in_memory()}
+    for known in (_runners, _weights):
+        for key in [key for key in known if key not in kept]:
+            del known[key]
+
+
 def runner_of(loaded: LoadedModel, *, own: bool = False) -> RowRunner:
     """The runner of a loaded model; its cache is reused by every run of this process, one at a time.
 
     ``own`` makes a separate one, for a model that drafts for itself.
     """
     with _lock:
+        _forget_unloaded()
         if own:
             return new_runner(loaded)
         if id(loaded) not in _runners:

@@ -27,6 +27,7 @@ SAMPLED_TOKENS = 4
 """Tokens of each sampled run."""
 SIGNIFICANCE = 0.001
 """A lossless decoder fails the sampled test this often, at most."""
+_NO_ID = 2**31 - 1
 NEAR_TIE_STEPS = 4
 """A greedy difference in low precision is a near-tie within this many steps of the dtype's resolution."""
 
@@ -108,15 +109,22 @@ class AuditResult:
 
     @property
     def passed(self) -> bool:
-        """True when no check found a difference."""
-        return all(g.verdict != "different" for g in self.greedy) and all(
-            s.verdict != "different" for s in self.sampled
-        )
+        """True when no check found a difference, and every proposer did draft somewhere."""
+        return not self.untested and all(c.verdict != "different" for c in (*self.greedy, *self.sampled))
+
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """Proposers that drafted nothing in any check: nothing can be said of them."""
+        drafted: dict[str, int] = {}
+        for check in (*self.greedy, *self.sampled):
+            drafted[check.proposer] = drafted.get(check.proposer, 0) + check.drafted
+        return tuple(name for name, n in drafted.items() if not n and name != "none")
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready dict."""
         return {
             "passed": self.passed,
+            "untested": list(self.untested),
             "plan": asdict(self.plan),
             "greedy": [asdict(g) for g in self.greedy],
             "sampled": [asdict(s) for s in self.sampled],
@@ -138,7 +146,9 @@ def run_audit(plan: AuditPlan, report: Callable[[float, str], None] = lambda f, 
 
     greedy: list[GreedyCheck] = []
     for kind, prompt in chosen:
-        base = prompt.replace(target=plan.target, dtype=plan.dtype, device=plan.device, max_new_tokens=plan.tokens)
+        base = prompt.replace(
+            target=plan.target, dtype=plan.dtype, device=plan.device, max_new_tokens=plan.tokens, ignore_eos=True
+        )
         tick(f"transformers generate: {kind}")
         oracle = oracle_greedy(base)
         for name in names:
@@ -201,7 +211,8 @@ def oracle_greedy(request: GenerationRequest) -> Oracle:
         do_sample=False,
         num_beams=1,
         repetition_penalty=1.0,
-        eos_token_id=sorted(loaded.eos_ids),
+        # An id that no model emits: the text then goes on to its full length, as ours does.
+        eos_token_id=_NO_ID if request.ignore_eos else sorted(loaded.eos_ids),
         pad_token_id=sorted(loaded.eos_ids)[0] if loaded.eos_ids else 0,
     )
     model = loaded.model

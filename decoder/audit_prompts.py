@@ -21,7 +21,7 @@ _FACTS = (
 
 
 def long_text(sentences: int) -> str:
-    """A plain text of ``sentences`` numbered sentences (about 20 tokens each), no two of them the same."""
+    """A plain text of ``sentences`` numbered sentences (about 22 tokens each), no two of them the same."""
     return " ".join(
         _FACTS[i % len(_FACTS)].format(n=i + 3, h=(7 * i) % 90 + 10, y=1800 + (13 * i) % 190) for i in range(sentences)
     )
@@ -33,7 +33,7 @@ def audit_prompts() -> list[tuple[str, GenerationRequest]]:
         ("chat", GenerationRequest("Why do cats purr? Give three reasons.")),
         ("code", GenerationRequest("Write a Python function that checks whether a string is a palindrome.")),
         ("edit", GenerationRequest(f"Rename the argument `values` to `numbers` in this code:\n\n{_CODE}")),
-        ("long", GenerationRequest(f"Summarise this report in five sentences.\n\n{long_text(60)}")),
+        ("long", GenerationRequest(f"Summarise this report in five sentences.\n\n{long_text(70)}")),
         ("non-English", GenerationRequest("Erkläre auf Deutsch, was ein Leuchtturm ist. 灯塔是什么？")),
         ("emoji", GenerationRequest("Continue this pattern for a long time: 🦊🐻 🦊🐻🐼 🦊🐻🐼🐸 👩‍🚀🇨🇭 🦊🐻")),
         ("empty system prompt", GenerationRequest("List ten animals and their sounds.", system_prompt="")),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +14,9 @@ from rich.table import Table
 
 from decoder import catalog
 from decoder.bench.command import bench
-from decoder.errors import RedlineError, RequestError
+from decoder.errors import RequestError
 from decoder.request import PROPOSERS, GenerationRequest, SamplingParams
+from decoder.terminal import run_typer
 
 app = typer.Typer(
     add_completion=False,
@@ -29,35 +28,9 @@ err = Console(stderr=True, highlight=False)
 app.command()(bench)
 
 
-def one_line(text: str) -> str:
-    """Any text as a single line for stderr."""
-    return " ".join(text.split())
-
-
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; errors that a person can mend exit with 2 and one line."""
-    run_typer(app, argv)
-
-
-def run_typer(application: typer.Typer, argv: list[str] | None = None) -> None:
-    """Run any of Redline's Typer applications with the error manners above."""
-    try:
-        code = application(argv, standalone_mode=False)
-    except typer.TyperException as error:
-        sentence = error.format_message() if hasattr(error, "format_message") else str(error)
-        print(f"error: {one_line(sentence)} (see --help)", file=sys.stderr)
-        raise SystemExit(2) from None
-    except RedlineError as error:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except (typer.Abort, KeyboardInterrupt):
-        print("stopped", file=sys.stderr)
-        raise SystemExit(130) from None
-    except BrokenPipeError:
-        # The reader went away (head, less): nothing is wrong, and nothing more can be written.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
-    raise SystemExit(code if isinstance(code, int) else 0)
+    raise SystemExit(run_typer(app, argv, "python -m decoder"))
 
 
 def read_prompt(text: str) -> str:
@@ -164,6 +137,8 @@ def run(
         print_run(result, base)
     if result.error:
         raise RequestError(result.error)
+    if result.finish_reason == "cancelled":
+        raise typer.Exit(130)
 
 
 def _decode(request: GenerationRequest, baseline: bool) -> tuple[Any, Any]:
@@ -175,7 +150,7 @@ def _decode(request: GenerationRequest, baseline: bool) -> tuple[Any, Any]:
         base = None
         if baseline:
             report(0.0, "decoding the baseline")
-            plain = request.replace(proposer="none", draft=None)
+            plain = request.baseline()
             base_decoder = SpeculativeDecoder.load(plain, report)
             base_decoder.warm_up(plain)
             base = base_decoder.run(plain)
@@ -183,11 +158,13 @@ def _decode(request: GenerationRequest, baseline: bool) -> tuple[Any, Any]:
             decoder.warm_up(request)
         stream = decoder.stream(request)
         tokens = 0
-        for step in stream:
-            tokens += len(step.emitted)
-            report(tokens / request.max_new_tokens, f"decoding, step {step.index}")
-    result = stream.run
-    return (result.replace(baseline_id=base.id) if base is not None else result), base
+        try:
+            for step in stream:
+                tokens += len(step.emitted)
+                report(tokens / request.max_new_tokens, f"decoding, step {step.index}")
+        except KeyboardInterrupt:
+            stream.close()
+    return stream.run, base
 
 
 @app.command()

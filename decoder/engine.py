@@ -167,10 +167,12 @@ class RunStream(Iterator[Step]):
 
     def __init__(self, decoder: SpeculativeDecoder, requests: Sequence[GenerationRequest]) -> None:
         self._clock = Clock(decoder.target.runner.device)
-        self._started = self._clock.now()
+        begin = self._clock.now()
         for request in requests:
             request.validate()
         self._decoding = Decoding(decoder, requests)
+        # Checking and tokenising count for the first token; what the caller does before asking for it does not.
+        self._prepared = self._clock.now() - begin
         self._closed = False
 
     def __iter__(self) -> RunStream:
@@ -182,11 +184,14 @@ class RunStream(Iterator[Step]):
             raise StopIteration
         try:
             if not state.steps:
-                self._decoding.prefill(self._started)
+                self._decoding.prefill(self._clock.now() - self._prepared)
             else:
                 self._decoding.step()
         except (torch.OutOfMemoryError, MemoryError):
             state.finish, state.error = FinishReason.ERROR, "out of memory: use a shorter prompt or a smaller model"
+        except KeyboardInterrupt:
+            state.finish = FinishReason.CANCELLED
+            raise
         except BaseException as error:
             # Whatever happens, the run keeps its steps and says why it ended.
             state.finish = FinishReason.ERROR
@@ -215,8 +220,8 @@ class Decoding:
     def __init__(self, decoder: SpeculativeDecoder, requests: Sequence[GenerationRequest]) -> None:
         self.decoder = decoder
         self.runner = decoder.target.runner
-        self.device = self.runner.device
-        self.clock = Clock(self.device)
+        self.device = self.runner.logits_device
+        self.clock = Clock(self.runner.device)
         self.states = [self._new_row(request) for request in requests]
 
     def _new_row(self, request: GenerationRequest) -> _RowState:

@@ -103,6 +103,8 @@ def pick_dtype(dtype: str, device: str) -> str:
     return "bfloat16" if fast else "float32"
 
 
+KEPT = 4
+"""Models that stay in memory at once: a target and its draft, and the pair used before them."""
 _models: dict[tuple[str, str, str], LoadedModel] = {}
 _lock = threading.RLock()
 
@@ -118,7 +120,11 @@ def load(
     dtype = pick_dtype(dtype, device)
     key = (name, dtype, device)
     with _lock:
-        if key not in _models:
+        if key in _models:
+            _models[key] = _models.pop(key)  # the newest is last
+        else:
+            while len(_models) >= KEPT:
+                del _models[next(iter(_models))]
             _models[key] = _load(name, dtype, device, progress, role)
         progress(1.0, f"{name} is ready")
         return _models[key]
@@ -129,6 +135,12 @@ def unload(name: str | None = None) -> None:
     with _lock:
         for key in [key for key in _models if name is None or key[0] == name]:
             del _models[key]
+
+
+def in_memory() -> list[LoadedModel]:
+    """The models that are kept."""
+    with _lock:
+        return list(_models.values())
 
 
 def load_tokenizer(name: str, role: str = "target") -> Any:

@@ -184,11 +184,14 @@ def baseline_fits(run: Run, baseline: Run) -> str | None:
         ("path of the passes", run.versions.get("target_path"), baseline.versions.get("target_path")),
         ("prompt", run.prompt_ids, baseline.prompt_ids),
         ("sampling", run.request.get("sampling"), baseline.request.get("sampling")),
-        ("max_new_tokens", run.request.get("max_new_tokens"), baseline.request.get("max_new_tokens")),
     ]
+    fields = ("max_new_tokens", "stop", "stop_ids", "ignore_eos")
+    pairs += [(name, run.request.get(name), baseline.request.get(name)) for name in fields]
     for name, ours, theirs in pairs:
         if ours != theirs:
             return f"{name} differs"
+    if run.proposer != "none" and not any(step.drafts for step in run.steps):
+        return "this run did not speculate"
     if baseline.proposer != "none":
         return f"it drafted itself ({baseline.proposer})"
     if timing(baseline.steps).ms_per_token is None:

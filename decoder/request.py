@@ -122,7 +122,8 @@ class GenerationRequest:
 
     def validate(self) -> None:
         """Raise RequestError with one sentence on the first thing that cannot be run."""
-        if not isinstance(self.prompt, str) or not self.prompt.strip():
+        self._check_types()
+        if not self.prompt.strip():
             raise RequestError("the prompt is empty: write something for the target to answer or continue")
         if self.proposer not in PROPOSERS:
             raise RequestError(f"unknown proposer {self.proposer!r}: choose one of {', '.join(PROPOSERS)}")
@@ -138,6 +139,23 @@ class GenerationRequest:
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise RequestError(f"unknown dtype {self.dtype!r}: auto, float32, bfloat16 or float16")
         self.sampling.validate()
+
+    def _check_types(self) -> None:
+        for name in ("prompt", "target", "proposer", "dtype", "device"):
+            if not isinstance(getattr(self, name), str):
+                raise RequestError(f"{name.replace('_', ' ')} must be text, not {getattr(self, name)!r}")
+        for name in ("system_prompt", "draft", "prediction"):
+            if not isinstance(getattr(self, name), str | None):
+                raise RequestError(f"{name.replace('_', ' ')} must be text, not {getattr(self, name)!r}")
+        for name in ("chat", "ignore_eos"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name.replace('_', ' ')} must be true or false, not {getattr(self, name)!r}")
+        for token in self.stop_ids:
+            _integer("stop id", token, 0, 2**31 - 1)
+
+    def baseline(self) -> GenerationRequest:
+        """The same generation with the proposer off: the only fair thing to measure a speed-up against."""
+        return self.replace(proposer="none", draft=None, prediction=None, exit_layer=0, ngram_min=1, ngram_max=4)
 
     def replace(self, **changes: Any) -> GenerationRequest:
         """A copy with some fields changed."""

@@ -33,6 +33,8 @@ class Runner(Protocol):
     vocab_size: int
     context: int
     device: str
+    logits_device: str
+    """Where logits come back, and everything is verified: the device, or the CPU where it lacks float64 (mps)."""
     lengths: list[int]
 
     def reset(self, batch: int) -> None:
@@ -170,6 +172,7 @@ class RowRunner(ABC):
     ) -> Tensor:
         """See ``Runner.forward``."""
         batch, width = ids.shape
+        ids = ids.to(self.device)
         counts = [width] * batch if counts is None else list(counts)
         if parents is not None and batch != 1:
             raise ValueError("trees are decoded one row at a time")
@@ -177,7 +180,12 @@ class RowRunner(ABC):
             return self._in_chunks(ids, counts)
         logits = self._pass(ids, counts, last, parents)
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
-        return logits
+        return logits.to(self.logits_device)
+
+    @property
+    def logits_device(self) -> str:
+        """See ``Runner.logits_device``."""
+        return "cpu" if self.device.startswith("mps") else self.device
 
     def _in_chunks(self, ids: Tensor, counts: list[int]) -> Tensor:
         """A long prompt, PREFILL_CHUNK columns at a time; keeps each row's logits from the chunk it ends in."""
@@ -189,7 +197,7 @@ class RowRunner(ABC):
             if result is None:
                 result = logits
             else:
-                alive = torch.tensor([count > 0 for count in here], device=self.device)
+                alive = torch.tensor([count > 0 for count in here], device=logits.device)
                 result = torch.where(alive[:, None, None], logits, result)
         assert result is not None
         return result

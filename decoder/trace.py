@@ -444,7 +444,7 @@ def _read_mapping(data: Any, path: str) -> dict[str, Any]:
 
 
 def _read_run(data: Any, path: str) -> Run:
-    if isinstance(data, Mapping) and data.get("schema") != SCHEMA:
+    if isinstance(data, Mapping) and (data.get("schema") != SCHEMA or isinstance(data.get("schema"), bool | float)):
         found = data.get("schema", "none")
         raise TraceError(_join(path, "schema"), f"this program reads schema {SCHEMA}, found {str(found)[:40]}")
     raw = _object(data, path, RUN_FIELDS)
@@ -456,7 +456,7 @@ def _read_run(data: Any, path: str) -> Run:
     for key, value in versions.items():
         _text(value, at(f"versions.{key}"), 1000)
     identifier = _text(raw["id"], at("id"), 64)
-    if not identifier or not all(c.isalnum() or c in "-_" for c in identifier):
+    if not identifier or not all(c.isascii() and (c.isalnum() or c in "-_") for c in identifier):
         raise TraceError(at("id"), "an id is made of letters, digits, - and _")
     return Run(
         schema=SCHEMA,

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from decoder.errors import RedlineError
+from decoder.terminal import run_typer
 from storage import RunFilter, Store, open_store, show
 from storage.errors import StorageError, one_line
 from storage.transfer import MAX_BYTES
@@ -216,16 +217,7 @@ def _print(text: str) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line (``sys.argv`` when no ``arguments`` are given); returns the exit code."""
-    try:
-        return app(arguments, standalone_mode=False, prog_name="python -m storage") or 0
-    except KeyboardInterrupt:
-        return 130
-    except typer.Abort:
-        return 130
-    except (RedlineError, typer.TyperException) as error:
-        message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-        sys.stderr.buffer.write(f"error: {one_line(message, 1000)}\n".encode("utf-8", "backslashreplace"))
-        return 2
+    return run_typer(app, arguments, "python -m storage")
 
 
 if __name__ == "__main__":

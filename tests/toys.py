@@ -45,7 +45,7 @@ class ToyTokenizer:
 class TableRunner:
     """A Runner whose logits are a function of the exact prefix that its cache holds."""
 
-    device = "cpu"
+    device = logits_device = "cpu"
 
     def __init__(self, rows: Rows, vocab_size: int, context: int = 4096) -> None:
         self.rows = rows

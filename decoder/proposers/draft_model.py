@@ -19,7 +19,7 @@ def autoregress(runner: Runner, rows: Sequence[Row], ks: Sequence[int], u: Tenso
     The first pass takes one token after a rejection and two after a full accept, so catching up costs no pass of its
     own. Everything stays on the device: no token is read by the host before the target has verified it.
     """
-    device = runner.device
+    device = runner.logits_device
     width = max(ks)
     pending = [row.tokens[length:] for row, length in zip(rows, runner.lengths, strict=True)]
     longest = max(len(p) for p in pending)

@@ -93,6 +93,31 @@ def test_closing_stops_within_a_step_and_keeps_the_steps() -> None:
     assert stream.run == run
 
 
+def test_what_the_caller_does_before_the_first_step_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("decoder.clock.time.perf_counter", lambda: now[0])
+    stream = tiny_decoder().stream(GenerationRequest("The", chat=False, max_new_tokens=3))
+    now[0] = 100.0
+    next(stream)
+    assert stream.run.ttft_ms == stream.run.prefill_ms == 0
+
+
+def test_an_interrupt_from_the_keyboard_keeps_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = tiny_decoder()
+    stream = decoder.stream(GenerationRequest("The", chat=False, max_new_tokens=30, ignore_eos=True))
+    next(stream)
+    next(stream)
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(decoder.target.runner, "forward", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    assert stream.run.finish_reason == "cancelled"
+    assert len(stream.run.steps) == 2
+
+
 def test_closing_a_finished_run_changes_nothing() -> None:
     stream = tiny_decoder().stream(GenerationRequest("The", chat=False, max_new_tokens=3, ignore_eos=True))
     list(stream)
@@ -151,6 +176,13 @@ def test_a_full_draft_context_ends_drafting_not_the_run() -> None:
         ({"stop": ("",)}, "stop string"),
         ({"ngram_min": 5, "ngram_max": 2}, "n-gram maximum"),
         ({"dtype": "int3"}, "dtype"),
+        ({"target": 5}, "target must be text"),
+        ({"prompt": None}, "prompt must be text"),
+        ({"draft": 7}, "draft must be text"),
+        ({"prediction": 5}, "prediction must be text"),
+        ({"chat": "no"}, "chat must be true or false"),
+        ({"stop_ids": (-1,)}, "stop id"),
+        ({"stop_ids": ({},)}, "stop id"),
     ],
 )
 def test_bad_requests_are_refused_with_a_sentence(changes: dict, message: str) -> None:

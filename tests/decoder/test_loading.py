@@ -225,3 +225,22 @@ def test_the_catalog_names_kind_licence_and_way_to_get() -> None:
         assert entry.licence
         assert entry.present or entry.how_to_get
     assert catalog.targets()[0].name == "smollm2-135m"
+
+
+def test_only_a_few_models_stay_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Visitors may name any model: the oldest goes, with its runner, and comes back when it is asked for."""
+    from decoder import assemble
+
+    monkeypatch.setattr(loading, "_models", {})
+    monkeypatch.setattr(loading, "KEPT", 2)
+    first = loading.load(str(folder), "float32", "cpu")
+    assemble.runner_of(first)
+    for n in (1, 2):
+        copy = tmp_path / str(n)
+        shutil.copytree(folder, copy)
+        other = loading.load(str(copy), "float32", "cpu")
+        assemble.runner_of(other)
+    assert first not in loading.in_memory()
+    assert len(loading.in_memory()) == 2
+    assert id(first) not in assemble._runners
+    assert loading.load(str(folder), "float32", "cpu") is not first

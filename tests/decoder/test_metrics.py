@@ -146,6 +146,18 @@ def test_only_a_baseline_with_everything_else_held_fixed_counts(changes: dict, r
     assert break_even(mine, other) is None
 
 
+def test_a_run_that_drafted_nothing_gets_no_verdict() -> None:
+    idle = run([step(0), step(1, "", 1, 19, 0)])
+    assert baseline_fits(idle, plain(20.0)) == "this run did not speculate"
+    assert break_even(idle, plain(20.0)) is None
+
+
+def test_stops_must_be_the_same_too() -> None:
+    mine = run([step(0), step(1, "a", 1, 1, 1)])
+    other = plain(20.0).replace(request={**mine.request, "stop": ["x"]})
+    assert baseline_fits(mine, other) == "stop differs"
+
+
 def test_no_baseline_no_number() -> None:
     assert break_even(run([step(0), step(1, "a", 1, 1, 1)]), None) is None
 

@@ -26,7 +26,7 @@ TOKENS = 200
 
 @lru_cache
 def oracle(kind: str) -> Oracle:
-    return oracle_greedy(PROMPTS[kind].replace(dtype="float32", max_new_tokens=TOKENS, device="cpu"))
+    return oracle_greedy(PROMPTS[kind].replace(dtype="float32", max_new_tokens=TOKENS, device="cpu", ignore_eos=True))
 
 
 def test_the_long_prompt_is_long() -> None:
@@ -38,8 +38,9 @@ def test_the_long_prompt_is_long() -> None:
 @pytest.mark.parametrize("proposer", PROPOSERS)
 def test_fp32_greedy_equals_generate(proposer: str, kind: str) -> None:
     expected = oracle(kind)
-    request = PROMPTS[kind].replace(dtype="float32", max_new_tokens=TOKENS, device="cpu")
+    request = PROMPTS[kind].replace(dtype="float32", max_new_tokens=TOKENS, device="cpu", ignore_eos=True)
     check = check_greedy(with_proposer(request, proposer, AuditPlan(), expected.text), kind, expected)
+    assert check.tokens == TOKENS
     assert check.verdict == "equal", f"differs at token {check.divergence}, top-2 gap {check.top2_gap}"
     if proposer in ("draft-model", "early-exit", "prediction"):
         assert check.drafted > 0

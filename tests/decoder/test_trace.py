@@ -116,6 +116,8 @@ GOOD = sample()
         (["schema"], 2, "schema"),
         (["id"], "../../etc", "id"),
         (["id"], "", "id"),
+        (["id"], "é1", "id"),
+        (["schema"], True, "schema"),
         (["k"], True, "k"),
         (["seed"], -1, "seed"),
         (["prompt_ids"], [1, "2"], "prompt_ids[1]"),
