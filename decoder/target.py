@@ -33,9 +33,11 @@ class Runner(Protocol):
     vocab_size: int
     context: int
     device: str
-    logits_device: str
-    """Where logits come back, and everything is verified: the device, or the CPU where it lacks float64 (mps)."""
     lengths: list[int]
+
+    @property
+    def logits_device(self) -> str:
+        """Where logits come back, and everything is verified: the device, or the CPU where it lacks float64 (mps)."""
 
     def reset(self, batch: int) -> None:
         """Forget everything and start ``batch`` empty rows."""
