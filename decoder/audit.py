@@ -110,13 +110,18 @@ class AuditResult:
     @property
     def passed(self) -> bool:
         """True when no check found a difference, and every proposer did draft somewhere."""
-        return not self.untested and all(c.verdict != "different" for c in (*self.greedy, *self.sampled))
+        return not self.untested and all(c.verdict != "different" for c in self.checks)
+
+    @property
+    def checks(self) -> list[GreedyCheck | SampledCheck]:
+        """All checks of both halves."""
+        return [*self.greedy, *self.sampled]
 
     @property
     def untested(self) -> tuple[str, ...]:
         """Proposers that drafted nothing in any check: nothing can be said of them."""
         drafted: dict[str, int] = {}
-        for check in (*self.greedy, *self.sampled):
+        for check in self.checks:
             drafted[check.proposer] = drafted.get(check.proposer, 0) + check.drafted
         return tuple(name for name, n in drafted.items() if not n and name != "none")
 
