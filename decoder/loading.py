@@ -215,13 +215,19 @@ def _converted(gguf: Path, progress: Progress, role: str) -> _Place:
 
 
 def _convert(gguf: Path, folder: Path, progress: Progress) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    _quiet_libraries()
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".converting-", dir=folder.parent))
     try:
         with _gguf_progress(progress, gguf.name):
-            model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
+            model = AutoModelForCausalLM.from_pretrained(
+                gguf.parent,
+                gguf_file=gguf.name,
+                dtype=torch.bfloat16,
+                quantization_config=GgufConfig(dequantize=True),
+            )
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         # The weights are plain bf16 now: nothing of the GGUF's quantisation may stay in the saved configuration.
         setattr(model, "hf_quantizer", None)  # noqa: B010 (the stubs know it as a module)
@@ -276,10 +282,8 @@ def _tokenizer(name: str, place: _Place, role: str) -> Any:
 
 def _load(name: str, dtype: str, device: str, progress: Progress, role: str) -> LoadedModel:
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as hf_logging
 
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
+    _quiet_libraries()
     progress(0.0, f"looking for {name}")
     place = locate(name, progress, role=role)
     progress(0.9 if place.local else 0.1, f"loading {name}")
@@ -321,6 +325,14 @@ def _load(name: str, dtype: str, device: str, progress: Progress, role: str) -> 
         folder=place.local,
         context_note=note,
     )
+
+
+def _quiet_libraries() -> None:
+    """Progress and errors are ours to show; the libraries' own bars and warnings stay off the screen."""
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
 
 
 def _unsupported(config: Any) -> str | None:
