@@ -3,11 +3,12 @@
 No ``from __future__ import annotations`` here: Gradio reads the types of the functions as they stand.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import gradio as gr
 
-from decoder.errors import RedlineError
+from decoder.errors import RedlineError, RequestError
 from decoder.request import GenerationRequest
 from playground.authors import author_of
 from playground.deeplinks import is_run_id, shown
@@ -26,6 +27,34 @@ def refuse(error: RedlineError) -> gr.Error:
     return gr.Error(str(error), print_exception=False)
 
 
+def text_field(name: str, value: Any) -> str:
+    """``value`` as text; None counts as not given. Raises RequestError for anything else."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise RequestError(f"{name} must be text, not {shown(repr(value))}")
+    return value
+
+
+def read_request(fields: Mapping[str, Any], options: Any, sampling: Mapping[str, Any]) -> GenerationRequest:
+    """The request of a call. ``fields`` and ``sampling`` go before what ``options`` says. Raises RequestError."""
+    if not isinstance(options, Mapping | None):
+        raise RequestError("options must be a JSON object")
+    further = dict(options or {})
+    more = further.pop("sampling", None)
+    if not isinstance(more, Mapping | None):
+        raise RequestError("options: sampling must be a JSON object")
+    raw = {**further, **fields, "sampling": {**(more or {}), **sampling}}
+    try:
+        return GenerationRequest.from_json(raw)
+    except TypeError as error:
+        raise RequestError(f"a field of the request has the wrong type: {error}") from None
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def register(shell: Shell) -> None:
     """Add the endpoints to the page that is being built."""
 
@@ -35,18 +64,25 @@ def register(shell: Shell) -> None:
         text is looked for in name, note, prompt and output; target and proposer must match exactly where they are
         given. limit is at most 500. Returns {"total": number, "runs": [summary, ...]}.
         """
-        if not 1 <= int(limit) <= MAX_LIMIT or int(offset) < 0:
-            raise gr.Error(f"limit must be from 1 to {MAX_LIMIT}, offset 0 or more", print_exception=False)
-        wanted = RunFilter(text=str(text)[:500], target=target or None, proposer=proposer or None, archived=None)
+        if not _whole(limit) or not _whole(offset) or not 1 <= limit <= MAX_LIMIT or not 0 <= offset < 2**63:
+            raise gr.Error(
+                f"limit must be a whole number from 1 to {MAX_LIMIT}, offset 0 or more", print_exception=False
+            )
         try:
-            page = shell.store.summaries(wanted, limit=int(limit), offset=int(offset))
+            wanted = RunFilter(
+                text=text_field("text", text)[:500],
+                target=text_field("target", target) or None,
+                proposer=text_field("proposer", proposer) or None,
+                archived=None,
+            )
+            page = shell.store.summaries(wanted, limit=limit, offset=offset)
         except RedlineError as error:
             raise refuse(error) from None
         return {"total": page.total, "runs": [row.to_json() for row in page.rows]}
 
     def show_run(run_id: str) -> dict:
         """One run with all its steps, as JSON of schema 1."""
-        if not is_run_id(run_id):
+        if not isinstance(run_id, str) or not is_run_id(run_id):
             raise gr.Error(f"“{shown(str(run_id))}” is not a run's id", print_exception=False)
         try:
             return shell.store.get_run(run_id).run.to_json()
@@ -74,24 +110,13 @@ def register(shell: Shell) -> None:
         system_prompt, sampling: {top_k, top_p, ...}). With baseline the same prompt is measured with the proposer off
         as well. Returns the run as JSON of schema 1.
         """
-        raw = dict(options or {})
-        sampling = {**dict(raw.pop("sampling", {}) or {}), "temperature": temperature, "seed": seed}
+        fields = {"prompt": prompt, "target": target, "proposer": proposer, "draft": draft or None, "k": k}
+        fields |= {"max_new_tokens": max_new_tokens, "chat": chat}
         try:
-            wanted = GenerationRequest.from_json(
-                {
-                    **raw,
-                    "prompt": prompt,
-                    "target": target,
-                    "proposer": proposer,
-                    "draft": draft or None,
-                    "k": k,
-                    "max_new_tokens": max_new_tokens,
-                    "chat": chat,
-                    "sampling": sampling,
-                }
-            )
-        except (RedlineError, TypeError) as error:
-            raise gr.Error(str(error), print_exception=False) from None
+            wanted = read_request(fields, options, {"temperature": temperature, "seed": seed})
+            author = text_field("author", author)
+        except RedlineError as error:
+            raise refuse(error) from None
         session = (request.session_hash if request else None) or "api"
         label = Label(author=author_of(request.username if request else None, author), tags=("api",))
         result = None

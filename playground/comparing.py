@@ -84,7 +84,7 @@ def progress(plan: Sequence[Planned], events: Iterator[ModelEvent]) -> Iterator[
             case Begun(index, _):
                 tokens = 0
                 yield Progress(f"{_place(plan, index)}: reading the prompt", index / len(plan))
-            case Stepped(index, steps):
+            case Stepped(index, steps, _):
                 tokens += sum(len(step.emitted) for step in steps)
                 limit = plan[index].request.max_new_tokens
                 share = (index + min(1.0, tokens / limit)) / len(plan)
@@ -94,9 +94,9 @@ def progress(plan: Sequence[Planned], events: Iterator[ModelEvent]) -> Iterator[
                 unsaved = unsaved or problem
             case Failed(index, sentence):
                 failed.append(f"{plan[index].title}: {sentence}")
-            case Done(runs, baseline, _, stopped):
+            case Done(runs, baseline, _, stopped, unlinked):
                 everything = ((baseline,) if baseline and baseline.output_ids else ()) + runs
-                yield _end(everything, failed, unsaved, stopped)
+                yield _end(everything, failed, unsaved or unlinked, stopped)
 
 
 def _place(plan: Sequence[Planned], index: int) -> str:
@@ -106,7 +106,12 @@ def _place(plan: Sequence[Planned], index: int) -> str:
 def _end(runs: tuple[Run, ...], failed: Sequence[str], unsaved: str | None, stopped: bool) -> Progress:
     shown = tuple(run for run in runs if run.output_ids)
     if unsaved:
-        return Progress(f"not every run could be saved: {unsaved}", None, "error", shown)
+        return Progress(
+            f"not every run could be saved: {unsaved}. Save again, or download them before you leave",
+            None,
+            "error",
+            shown,
+        )
     if failed:
         return Progress("; ".join(failed), None, "error" if not shown else "warning", shown)
     if stopped:

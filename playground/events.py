@@ -39,10 +39,11 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """New steps of generation ``index``, oldest first."""
+    """New steps of generation ``index``, oldest first. ``prefill`` (prefill_ms, ttft_ms) comes with the first step."""
 
     index: int
     steps: tuple[Step, ...]
+    prefill: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Generation ``index`` could not start; ``sentence`` says what would be right."""
+    """Generation ``index`` could not start, or stopped on an internal error (then ``Ended`` follows)."""
 
     index: int
     sentence: str
@@ -64,12 +65,16 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The plan is over. ``runs`` are the finished generations with their baseline linked where it fits."""
+    """The plan is over. ``runs`` are the finished generations with their baseline linked where it fits.
+
+    ``unlinked`` is why a baseline that fits is not linked in the database, though both runs are there.
+    """
 
     runs: tuple[Run, ...]
     baseline: Run | None
     no_baseline: str | None
     stopped: bool
+    unlinked: str | None = None
 
 
 ModelEvent = Waiting | Begun | Stepped | Ended | Failed | Done

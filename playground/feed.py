@@ -68,9 +68,11 @@ def begin_line(run: Run, meta: Any | None, live: bool, seq: int) -> str:
     return _line("begin", seq=seq, live=live, run=_head(run), meta=None if meta is None else _plain(meta))
 
 
-def step_line(step: Step) -> str:
-    """One step, with the keys of schema 1."""
-    return _line("step", step=step.to_json())
+def step_line(step: Step, prefill: tuple[float, float] | None = None) -> str:
+    """One step, with the keys of schema 1. ``prefill`` (prefill_ms, ttft_ms) goes with a live run's first step: they
+    were not known when the run began."""
+    times = {} if prefill is None else {"prefill_ms": prefill[0], "ttft_ms": prefill[1]}
+    return _line("step", step=step.to_json(), **times)
 
 
 def tail(text: str, limit: int = 240_000) -> str:

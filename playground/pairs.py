@@ -12,18 +12,26 @@ from decoder.errors import RedlineError
 log = logging.getLogger(__name__)
 
 
-@functools.lru_cache(maxsize=256)
 def misfit(target: str, draft: str) -> str | None:
-    """The first reason why ``draft`` does not fit ``target``, None when it fits. Loads tokenizers and configs only."""
-    from decoder.compat import check_pair
+    """The first reason why ``draft`` does not fit ``target``, None when it fits. Loads tokenizers and configs only.
 
+    Only a verdict is remembered. What could not be read (no network, a file that is still being downloaded) may be
+    readable at the next try.
+    """
     try:
-        reasons = check_pair(target, draft)
+        return _verdict(target, draft)
     except RedlineError as error:
         return str(error)
     except Exception as error:
         log.exception("checking %s against %s failed", draft, target)
         return f"it could not be read ({type(error).__name__})"
+
+
+@functools.lru_cache(maxsize=256)
+def _verdict(target: str, draft: str) -> str | None:
+    from decoder.compat import check_pair
+
+    reasons = check_pair(target, draft)
     return reasons[0] if reasons else None
 
 

@@ -60,7 +60,7 @@ def frames(ticket: Ticket, events: Iterator[ModelEvent]) -> Iterator[Frame]:
     run: Run | None = None
     tokens = 0
     failure: str | None = None
-    unsaved: str | None = None
+    problems: dict[int, str] = {}
     limit = ticket.request.max_new_tokens
     for event in events:
         match event:
@@ -71,29 +71,36 @@ def frames(ticket: Ticket, events: Iterator[ModelEvent]) -> Iterator[Frame]:
                     begun, {"author": ticket.label.author, "name": ticket.label.name}, True, next_seq()
                 )
                 yield Frame(text, "reading the prompt", run=begun)
-            case Stepped(0, steps):
-                text += "".join(feed.step_line(step) for step in steps)
+            case Begun():
+                # Shown before the baseline's first token is timed, as for the run itself: both share the machine alike.
+                yield Frame(None, "measuring the baseline: reading the prompt", fraction=0.0)
+            case Stepped(0, steps, prefill):
+                text += "".join(feed.step_line(step, prefill if step.index == 0 else None) for step in steps)
                 tokens += sum(len(step.emitted) for step in steps)
                 yield Frame(feed.tail(text), f"{tokens} of at most {limit} tokens", fraction=tokens / limit)
             case Ended(0, ended, problem):
-                run, unsaved = ended, problem
+                run = ended
+                if problem:
+                    problems[0] = f"this run could not be saved ({problem})"
                 more = len(ticket.plan) > 1 and ended.finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
                 text += feed.end_line(ended, None, "the baseline is being measured" if more else None)
                 yield Frame(
                     text, "measuring the baseline: the same prompt with the proposer off" if more else "", run=run
                 )
                 tokens = 0
-            case Stepped(_, steps):
+            case Stepped(_, steps, _):
                 tokens += sum(len(step.emitted) for step in steps)
                 total = len(run.output_ids) if run else limit
                 yield Frame(
                     None, f"measuring the baseline: {tokens} of about {total} tokens", fraction=tokens / max(1, total)
                 )
-            case Ended(_, _, problem):
-                unsaved = unsaved or problem
+            case Ended(index, _, problem):
+                if problem:
+                    problems[index] = f"the baseline of this run could not be saved ({problem})"
             case Failed(index, sentence):
                 failure = sentence if index == 0 else f"the baseline could not be run: {sentence}"
-            case Done(runs, baseline, reason, stopped):
+            case Done(runs, baseline, reason, stopped, unlinked):
+                unsaved = next((problems[index] for index in sorted(problems)), unlinked)
                 yield _last(ticket, text, runs[0] if runs else run, baseline, reason, stopped, failure, unsaved)
 
 
@@ -115,9 +122,9 @@ def _last(
         text += feed.end_line(run, baseline if reason is None else None, reason)
     said = outcome(run)
     if unsaved:
-        said = (f"this run could not be saved ({unsaved}): download it before you leave this page", "error")
+        said = (f"{unsaved}: save again, or download it before you leave this page", "error")
     elif failure:
-        said = (failure, "warning")
+        said = (failure, "error" if run.finish_reason is FinishReason.ERROR else "warning")
     elif stopped and run.finish_reason is not FinishReason.CANCELLED:
         said = ("stopped while the baseline was measured: the run is kept, without a speed-up", "info")
     return Frame(text, *said, run=run, baseline=baseline, finished=True, unsaved=unsaved is not None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -46,19 +46,24 @@ class RunSaver:
     _writer: RunWriter | None = None
     _pending: list[Step] = field(default_factory=list)
 
-    def add(self, steps: list[Step]) -> None:
-        """Keep ``steps`` and try to write all that waits."""
+    def add(self, steps: list[Step], prefill: tuple[float, float] | None = None) -> None:
+        """Keep ``steps`` and try to write all that waits. ``prefill`` (prefill_ms, ttft_ms) comes with the first step:
+        a run that never ends has its prefill times too."""
+        if prefill is not None:
+            self.run = self.run.replace(prefill_ms=prefill[0], ttft_ms=prefill[1])
         self._pending.extend(steps)
         self._try(self._write_pending)
 
-    def finish(self, run: Run) -> bool:
+    def finish(self, run: Run, waits: Sequence[float] | None = None) -> bool:
         """Write the final state; tries for a few seconds. True when the run is safe in the database."""
-        return any(self.finishing(run))
+        return any(self.finishing(run, waits=waits))
 
-    def finishing(self, run: Run, sleep: Callable[[float], None] = time.sleep) -> Iterator[bool]:
+    def finishing(
+        self, run: Run, sleep: Callable[[float], None] = time.sleep, waits: Sequence[float] | None = None
+    ) -> Iterator[bool]:
         """As ``finish``, but yields False after each failed try and True at the end, so that a caller can say so."""
         self.run = run
-        for wait in FINAL_TRIES_S:
+        for wait in FINAL_TRIES_S if waits is None else waits:
             sleep(wait)
             if self._try(self._write_end):
                 self.saved = True
@@ -76,7 +81,8 @@ class RunSaver:
         if self._pending:
             # The writer keeps what it was given even when it cannot write it now: never hand a step over twice.
             steps, self._pending = self._pending, []
-            self._writer.append(steps)
+            # The run is given each time, because the writer keeps steps but not times while the database is locked.
+            self._writer.append(steps, run=self.run)
 
     def _write_end(self) -> None:
         if self._writer is None:

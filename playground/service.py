@@ -10,21 +10,21 @@ without delay; a comparison measures its one baseline first.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, TypeVar
 
-from decoder.errors import RedlineError
+from decoder.errors import ModelError, RedlineError
 from decoder.metrics import baseline_fits
 from decoder.request import GenerationRequest
-from decoder.trace import FinishReason, Run, Step
+from decoder.trace import FinishReason, Run
+from playground.active import Active, internal
 from playground.events import Begun, Done, Ended, Failed, ModelEvent, Planned, Stepped, Waiting
-from playground.model_thread import Load, ModelThread, Status, Stream, first_line, load_engine
+from playground.model_thread import Load, ModelThread, Status, first_line, load_engine
 from playground.saving import Label, RunSaver
+from playground.unsaved import Unsaved
 
 if TYPE_CHECKING:
     from storage import Store
@@ -34,8 +34,6 @@ T = TypeVar("T")
 
 FRAME_S = 1 / 15
 """Steps are handed on at most this often."""
-UNSAVED_KEPT = 20
-JUST_NOW_S = 2.0
 
 
 def baseline_request(request: GenerationRequest) -> GenerationRequest:
@@ -58,31 +56,16 @@ def plan_comparison(variants: Sequence[tuple[str, GenerationRequest]]) -> list[P
     return [baseline, *rest]
 
 
-class _Active:
-    """The generation that is going on: what must be closed and saved, whatever happens."""
-
-    def __init__(self, stream: Stream, saver: RunSaver) -> None:
-        self.stream = stream
-        self.saver = saver
-        self.pending: list[Step] = []
-
-    def final(self) -> Run:
-        """The run as it stands, with a finish reason."""
-        run = self.stream.run
-        return run if run.finish_reason else run.replace(finish_reason=FinishReason.CANCELLED)
-
-
 class ModelService:
     """Owns the model thread, the turn-taking, the stop signals and the runs that could not be saved."""
 
     def __init__(self, store: Store, load: Load = load_engine) -> None:
         self.store = store
         self.models = ModelThread(load)
-        self.unsaved: OrderedDict[str, tuple[Run, Label]] = OrderedDict()
+        self.unsaved = Unsaved(store)
         self._turn = threading.Lock()
         self._stops: dict[str, threading.Event] = {}
-        self._begun: dict[str, float] = {}
-        self._active: _Active | None = None
+        self._active: Active | None = None
         self._closing = threading.Event()
 
     @property
@@ -104,24 +87,26 @@ class ModelService:
     # --- stopping ---------------------------------------------------------------------------------------------
 
     def begin(self, session: str) -> threading.Event:
-        """A fresh stop signal for what ``session`` has asked for: it can be stopped while it still waits."""
-        event = self._stops[session] = threading.Event()
-        self._begun[session] = time.monotonic()
+        """The stop signal of what ``session`` has asked for: it can be stopped while it still waits.
+
+        A signal that nobody has used is shared, never replaced: what waits already must still hear a stop.
+        """
+        event = self._stops.get(session)
+        if event is None or event.is_set():
+            event = self._stops[session] = threading.Event()
         return event
 
     def signal(self, session: str) -> threading.Event:
         """The stop signal of what ``session`` had begun, whose turn has come."""
-        self._begun[session] = math.inf
         return self._stops.setdefault(session, threading.Event())
 
     def end(self, session: str) -> None:
         """What ``session`` had begun is over."""
         self._stops.pop(session, None)
-        self._begun.pop(session, None)
 
     def is_busy(self, session: str) -> bool:
-        """True while ``session``'s work goes on, and just after it was asked for (a second click, a double key)."""
-        return self._begun.get(session, -math.inf) > time.monotonic() - JUST_NOW_S
+        """True from ``begin`` to ``end``: while ``session``'s work waits for its turn, and while it goes on."""
+        return session in self._stops
 
     def stop(self, session: str) -> bool:
         """Ask ``session``'s work to stop; False when there is none."""
@@ -134,15 +119,18 @@ class ModelService:
     def forget(self, session: str) -> None:
         """``session`` has left."""
         event = self._stops.pop(session, None)
-        self._begun.pop(session, None)
         if event:
             event.set()
 
     def close(self) -> None:
-        """Stop all work and save what is going on; for the end of the process."""
+        """Stop all work and save what is going on, or write it to a file; for the end of the process."""
         self._closing.set()
-        if not self._turn.acquire(timeout=10) and self._active:
-            self._settle(self._active)
+        active = None if self._turn.acquire(timeout=10) else self._active
+        if active and active.left:  # somebody still tries to save it, and will not get to the end
+            self.unsaved.keep(active.final(), active.saver, active.plan)
+        elif active:
+            self._settle(active)
+        self.unsaved.close()
         self.models.close()
 
     # --- working ----------------------------------------------------------------------------------------------
@@ -159,8 +147,9 @@ class ModelService:
             yield from self._execute(plan, label, stop)
         except GeneratorExit:
             # The visitor has gone. Closing and saving may take a moment, and whoever closes us may not wait.
-            active, self._active = self._active, None
+            active = self._active
             if active:
+                active.left = True
                 released = True
                 threading.Thread(target=self._abandon, args=(active,), name="abandoned-run").start()
             raise
@@ -171,12 +160,13 @@ class ModelService:
     def _execute(self, plan: Sequence[Planned], label: Label, stop: threading.Event) -> Iterator[ModelEvent]:
         ended: dict[int, Run] = {}
         reasons: dict[int, str] = {}
+        ids: list[str] = []
         for index, planned in enumerate(plan):
             if self._heard(stop):
                 reasons[index] = "it was stopped before its turn"
                 continue
             try:
-                run = yield from self._one(index, planned, label, stop)
+                run = yield from self._one(index, planned, label, stop, ids)
             except RedlineError as error:
                 reasons[index] = str(error)
                 yield Failed(index, str(error))
@@ -192,10 +182,41 @@ class ModelService:
             elif run.finish_reason is FinishReason.ERROR and len(plan) == 2 and index == 0:
                 reasons[1] = "the run ended with an error"
                 break
-        yield self._conclude(plan, ended, reasons, stopped=self._heard(stop))
+        try:
+            done = self._conclude(plan, ended, reasons, ids, stopped=self._heard(stop))
+        except Exception as error:
+            log.exception("a plan could not be concluded")
+            runs = tuple(run for index, run in ended.items() if plan[index].role == "run")
+            done = Done(runs, None, internal(error), self._heard(stop))
+        yield done
 
     def _one(
-        self, index: int, planned: Planned, label: Label, stop: threading.Event
+        self, index: int, planned: Planned, label: Label, stop: threading.Event, ids: list[str]
+    ) -> Generator[ModelEvent, None, Run | None]:
+        """One generation that always ends: whatever is raised, what there is gets saved and the page is told."""
+        try:
+            return (yield from self._generate(index, planned, label, stop, ids))
+        except Exception as error:
+            active = self._active
+            expected = isinstance(error, RedlineError)
+            if not expected:
+                log.exception("generation %d of a plan failed", index)
+            if active is None and expected:
+                raise
+            if active is None:
+                raise ModelError(internal(error)) from error
+            active.crash = active.crash or (str(error) if expected else internal(error))
+        run = self._settle(active)
+        self._active = None
+        fresh = active.take()
+        if fresh:
+            yield Stepped(index, tuple(fresh), (run.prefill_ms, run.ttft_ms) if fresh[0].index == 0 else None)
+        yield Failed(index, f"{active.crash}; its steps are kept")
+        yield Ended(index, run, self._problem(active.saver))
+        return run
+
+    def _generate(
+        self, index: int, planned: Planned, label: Label, stop: threading.Event, ids: list[str]
     ) -> Generator[ModelEvent, None, Run | None]:
         """One generation, from loading to saved. Returns its run, or None when it was stopped before it began."""
         engine = yield from self._wait(self.models.submit(self.models.prepare, planned.request), stop)
@@ -203,39 +224,39 @@ class ModelService:
             return None
         stream = self.models.call(engine.stream, planned.request)
         filed = Label(label.author, label.name, (*label.tags, *planned.tags), label.note)
-        active = self._active = _Active(stream, RunSaver(self.store, stream.run, filed))
+        ids.append(stream.run.id)
+        active = self._active = Active(stream, RunSaver(self.store, stream.run, filed), ids)
         active.saver.add([])
         yield Begun(index, stream.run)
         steps = iter(stream)
         shown = 0.0
-        crash: str | None = None
         while not self._heard(stop):
             try:
                 step = self.models.call(next, steps, None)
             except RedlineError as error:
-                crash = str(error)
+                active.crash = str(error)
                 break
             except Exception as error:
                 log.exception("run %s failed", stream.run.id)
-                crash = f"decoding failed: {type(error).__name__}: {first_line(error)}"
+                active.crash = f"decoding failed: {type(error).__name__}: {first_line(error)}"
                 break
             if step is None:
                 break
-            active.pending.append(step)
+            active.steps.append(step)
             if time.monotonic() - shown >= FRAME_S:
                 yield self._hand_over(index, active)
                 shown = time.monotonic()
-        if active.pending:
+        if active.handed_over < len(active.steps):
             yield self._hand_over(index, active)
         self.models.call(stream.close)
         run = active.final()
-        if crash is not None:
-            run = run.replace(finish_reason=FinishReason.ERROR, error=run.error or crash)
         for saved in active.saver.finishing(run):
             if not saved:
                 yield Waiting(f"saving again: {active.saver.problem}")
+        if not active.saver.saved:
+            self.unsaved.keep(run, active.saver, ids)
         self._active = None
-        yield self._ended(index, run, active.saver)
+        yield Ended(index, run, self._problem(active.saver))
         return run
 
     def _wait(self, future: Future[T], stop: threading.Event) -> Generator[ModelEvent, None, T | None]:
@@ -249,21 +270,26 @@ class ModelService:
             wait([future], timeout=0.15)
         return future.result() if not self._heard(stop) else None
 
-    def _hand_over(self, index: int, active: _Active) -> Stepped:
-        steps, active.pending = active.pending, []
-        active.saver.add(steps)
-        return Stepped(index, tuple(steps))
+    def _hand_over(self, index: int, active: Active) -> Stepped:
+        prefill = None
+        if active.handed_over == 0:
+            run = active.stream.run
+            prefill = (run.prefill_ms, run.ttft_ms)
+        steps = active.take()
+        active.saver.add(steps, prefill)
+        return Stepped(index, tuple(steps), prefill)
 
-    def _ended(self, index: int, run: Run, saver: RunSaver) -> Ended:
-        if saver.saved:
-            return Ended(index, run)
-        self.unsaved[run.id] = (run, saver.label)
-        while len(self.unsaved) > UNSAVED_KEPT:
-            self.unsaved.popitem(last=False)
-        return Ended(index, run, saver.problem or "the database did not answer")
+    def _problem(self, saver: RunSaver) -> str | None:
+        return None if saver.saved else saver.problem or "the database did not answer"
 
     def _conclude(
-        self, plan: Sequence[Planned], ended: dict[int, Run], reasons: dict[int, str], *, stopped: bool
+        self,
+        plan: Sequence[Planned],
+        ended: dict[int, Run],
+        reasons: dict[int, str],
+        ids: list[str],
+        *,
+        stopped: bool,
     ) -> Done:
         """Link the baseline to every run that it fits, and say why where there is none."""
         position = next((i for i, p in enumerate(plan) if p.role == "baseline"), None)
@@ -277,55 +303,43 @@ class ModelService:
         else:
             reason = None
         runs = []
+        unlinked: str | None = None
         for index, run in ended.items():
             if plan[index].role == "run" and baseline is not None and reason is None:
                 misfit = baseline_fits(run, baseline)
                 if misfit is None:
-                    run = self._link(run, baseline)
+                    unlinked = self.unsaved.link(run.id, baseline.id, ids) or unlinked
+                    run = run.replace(baseline_id=baseline.id)
                 elif len(plan) == 2:
                     reason = misfit
             if plan[index].role == "run":
                 runs.append(run)
-        return Done(tuple(runs), baseline, reason, stopped)
-
-    def _link(self, run: Run, baseline: Run) -> Run:
-        if run.id not in self.unsaved and baseline.id not in self.unsaved:
-            try:
-                self.store.link_baseline(run.id, baseline.id)
-            except RedlineError as error:
-                log.warning("the baseline of %s could not be linked: %s", run.id, error)
-        return run.replace(baseline_id=baseline.id)
+        return Done(tuple(runs), baseline, reason, stopped, unlinked)
 
     def save_again(self, run_id: str) -> str | None:
-        """Try to save a run that could not be saved. None when it is safe now, else the reason."""
-        found = self.unsaved.get(run_id)
-        if found is None:
-            return None
-        saver = RunSaver(self.store, *found)
-        saver.add(list(found[0].steps))
-        if not saver.finish(found[0]):
-            return saver.problem or "the database did not answer"
-        self.unsaved.pop(run_id, None)
-        return None
+        """Try to save what could not be saved of ``run_id``'s plan. None when all of it is safe, else the reason."""
+        return self.unsaved.save_again(run_id)
 
     # --- ending -----------------------------------------------------------------------------------------------
 
     def _heard(self, stop: threading.Event) -> bool:
         return stop.is_set() or self._closing.is_set()
 
-    def _abandon(self, active: _Active) -> None:
+    def _abandon(self, active: Active) -> None:
         try:
             self._settle(active)
         finally:
+            self._active = None
             self._turn.release()
 
-    def _settle(self, active: _Active) -> None:
-        """Close and save what nobody watches any more."""
+    def _settle(self, active: Active) -> Run:
+        """Close and save, or keep, what nobody watches any more or what has failed. Raises nothing."""
         try:
             self.models.call(active.stream.close)
-            active.saver.add(active.pending)
-            run = active.final()
-            if not active.saver.finish(run):
-                self.unsaved[run.id] = (run, active.saver.label)
-        except Exception:
-            log.exception("a run that was left could not be closed")
+        except Exception as error:
+            log.exception("a run could not be closed")
+            active.crash = active.crash or internal(error)
+        run = active.final()
+        if not active.saver.finish(run):
+            self.unsaved.keep(run, active.saver, active.plan)
+        return run

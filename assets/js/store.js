@@ -69,6 +69,8 @@
       } else if (entry.type === "step") {
         // A step may come twice (see feed.tail); one that comes too early waits for the whole feed.
         if (entry.step.index === state.rows.length) addStep(entry.step);
+        // Times that were not known when the run began come with its first step.
+        for (const name of ["prefill_ms", "ttft_ms"]) if (state.run && Number.isFinite(entry[name])) state.run[name] = entry[name];
       } else if (entry.type === "resume" && entry.seq !== state.seq) break;
       else if (entry.type === "end") {
         state.end = entry;

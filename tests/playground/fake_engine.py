@@ -52,6 +52,8 @@ class FakeStream:
         emitted = [token for step in steps for token in step.emitted]
         return self._whole.replace(
             steps=steps,
+            prefill_ms=self._whole.prefill_ms if steps else 0.0,
+            ttft_ms=self._whole.ttft_ms if steps else 0.0,
             output_ids=tuple(token.id for token in emitted),
             text="".join(token.text for token in emitted),
             finish_reason=FinishReason.CANCELLED if self._closed else None,
