@@ -26,6 +26,7 @@ from playground.run_charts import SEVERAL_RUNS, RunCharts
 from playground.saving import Label
 from playground.service import plan_comparison
 from playground.shell import LIGHT, MODEL_WORK, QUICK, Shell, TabSpec
+from playground.unsaved_view import UnsavedRow
 from storage import RunFilter
 
 ID = "compare"
@@ -51,6 +52,7 @@ class CompareTab:
             with gr.Row(elem_classes="rl-actions rl-progress-row"):
                 self.progress = gr.HTML("", elem_id="rl-compare-progress", elem_classes="rl-note-line")
                 self.cancel = gr.Button("Cancel", size="sm", visible=False, elem_id="rl-compare-cancel")
+            self.unsaved = UnsavedRow(self.service, "rl-compare-unsaved")
             with gr.Column(visible=False, elem_id="rl-compare-result") as self.result:
                 with gr.Row(elem_classes="rl-actions"):
                     self.base = gr.Dropdown([], label="Differences to", elem_id="rl-compare-base", min_width=200)
@@ -140,6 +142,7 @@ class CompareTab:
         self.base.input(self.again, [self.shown, self.base, self.only], [self.numbers, self.config], **QUICK)
         self.only.input(self.again, [self.shown, self.base, self.only], [self.numbers, self.config], **QUICK)
         self.shown.change(None, self.shown, None, js=_ADDRESS, show_progress="hidden", api_visibility="private")
+        self.unsaved.wire(self.shown, self.progress)
         parts = stage.controls.parts
         self.shell.panes[ID].select(
             self.offer, [parts["prompt"], parts["target"], self.proposers], [self.prompt, self.proposers], **QUICK

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -189,10 +188,8 @@ class PlaygroundTab:
 
     def unsaved_file(self, run_id: str | None) -> tuple[str, str]:
         """File name and text of a run that is not in the database."""
-        held = self.service.unsaved.get(str(run_id))
-        if held is None:
-            raise RedlineError("this run is saved: export it from History")
-        return export_name([held[0].id], "json"), json.dumps(held[0].to_json(), ensure_ascii=False)
+        ids, text = self.service.unsaved.export(str(run_id))
+        return export_name(ids, "json"), text
 
     # --- what other tabs and addresses show here --------------------------------------------------------------
 
