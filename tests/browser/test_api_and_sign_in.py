@@ -53,6 +53,8 @@ def test_run_show_list(client: Client) -> None:
         ({"api_name": "/run", "prompt": "x", "k": 0}, "k (draft length)"),
         ({"api_name": "/run", "prompt": "x", "options": {"surprise": 1}}, "unknown field 'surprise'"),
         ({"api_name": "/run", "prompt": "x", "target": "missing"}, "neither a named target"),
+        ({"api_name": "/run", "prompt": "x", "options": {"ngram_max": "3"}}, "n-gram maximum"),
+        ({"api_name": "/run", "prompt": "x", "options": {"sampling": [1]}}, "sampling must be a JSON object"),
         ({"api_name": "/list_runs", "limit": 100000}, "limit must be"),
     ],
 )

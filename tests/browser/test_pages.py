@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from playground import example_runs
 from tests.browser.conftest import Server, Visitor, visit
 
 pytestmark = pytest.mark.browser
@@ -63,6 +64,19 @@ def test_first_open_shows_a_page_and_a_model(visitor: Visitor) -> None:
     expect(page.locator("#rl-status")).to_contain_text("smollm2-135m", timeout=30_000)
     expect(page.locator("#rl-run")).to_be_enabled()
     expect(page.locator("#rl-stop")).to_be_disabled()
+    # Nothing was run yet, and still there is a run to step through: the recorded example, with its baseline.
+    example = example_runs.first()
+    assert example is not None
+    assert example[1] is not None
+    expect(page.locator("#rl-caption")).to_contain_text("A recorded example")
+    assert page.evaluate("Redline.store.state.rows.length") == len(example[0].steps)
+    expect(page.locator("#rl-ladder .rl-row").nth(1)).to_be_visible()
+    expect(page.locator("#rl-answer [data-mark=rejected]").first).to_be_visible()
+    why = page.locator("#rl-why .rl-sentence").first
+    expect(why).to_contain_text(re.compile(r"\w+ \w+"))
+    expect(why).not_to_contain_text("choose")  # it says why, not how to ask
+    expect(page.locator("#rl-why .rl-bar-row").first).to_be_visible()
+    expect(page.locator("#rl-numbers")).to_contain_text("against its measured baseline")
 
 
 def test_a_run_grows_ends_and_is_in_the_address(visitor: Visitor) -> None:

@@ -17,7 +17,7 @@ from playground.playing import Frame, Ticket, frames
 from playground.saving import Label
 from playground.service import ModelService, plan_comparison, plan_run
 from storage import open_store
-from tests.playground.fake_engine import FakeEngine, fake_load
+from tests.playground.fake_engine import FakeEngine, FakeStream, fake_load
 
 REQUEST = GenerationRequest(prompt="Why is the sky blue?", proposer="ngram", k=3)
 
@@ -81,6 +81,40 @@ def test_a_run_that_cannot_start_leaves_the_stage_alone(service: ModelService) -
     assert last.feed is None
     assert last.kind == "error"
     assert last.finished
+
+
+def test_the_first_step_of_a_live_feed_says_when_it_came(service: ModelService) -> None:
+    entries = lines(shown(service, REQUEST)[-1].feed or "")
+    steps = [entry for entry in entries if entry["type"] == "step"]
+    assert entries[0]["run"]["ttft_ms"] == 0
+    assert (steps[0]["prefill_ms"], steps[0]["ttft_ms"]) == (61.0, 71.0)
+    assert all(set(step) == {"type", "step"} for step in steps[1:])
+
+
+def test_run_and_baseline_both_show_a_frame_before_their_first_step(service: ModelService) -> None:
+    ticket = Ticket(tuple(plan_run(REQUEST, baseline=True)), Label())
+    told: list[str] = []
+
+    def listen() -> Iterator[Any]:
+        for event in service.execute(ticket.plan, ticket.label, threading.Event()):
+            told.append(type(event).__name__)
+            yield event
+
+    before = [told[-1] for _ in frames(ticket, listen())]
+    assert before.count("Begun") == 2
+
+
+def test_an_internal_error_ends_the_page_with_a_sentence(
+    service: ModelService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeStream, "close", lambda self: 1 / 0)
+    last = shown(service, REQUEST)[-1]
+    assert last.finished
+    assert last.kind == "error"
+    assert last.text == (
+        "the run stopped on an internal error (ZeroDivisionError: division by zero); its steps are kept"
+    )
+    assert lines(last.feed or "")[-1]["type"] == "end"
 
 
 def test_two_feeds_never_share_a_seq(service: ModelService) -> None:

@@ -17,7 +17,7 @@ from playground.events import Begun, Done, Ended, Failed, Stepped, Waiting
 from playground.saving import Label
 from playground.service import ModelService, baseline_request, plan_comparison, plan_run
 from storage import DatabaseReadOnly, RunFilter, State, Store, open_store
-from tests.playground.fake_engine import FakeEngine, fake_load
+from tests.playground.fake_engine import FakeEngine, FakeStream, fake_load
 
 REQUEST = GenerationRequest(prompt="Why is the sky blue?", proposer="ngram", k=3)
 
@@ -122,6 +122,103 @@ def test_a_crash_keeps_the_steps_and_says_why(service: ModelService, store: Stor
     assert len(stored.run.steps) == 3
     assert "the matrix is singular" in (stored.run.error or "")
     assert done.no_baseline == "the run ended with an error"
+
+
+class Broken(FakeStream):
+    """A stream whose ``broken`` part ("run", "close" or "iter") raises after some steps."""
+
+    broken = ""
+
+    def close(self) -> None:
+        if self.broken == "close":
+            raise TypeError("close takes no prisoners\nand more")
+        super().close()
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.broken == "iter":
+            raise TypeError("not to be iterated")
+        return super().__iter__()
+
+    @property
+    def run(self) -> Any:
+        if self.broken == "run" and self._shown:
+            raise KeyError("run")
+        return super().run
+
+
+class BrokenEngine(FakeEngine):
+    """Hands out broken streams; with "stream" it has none to hand out."""
+
+    broken = ""
+
+    def stream(self, request: GenerationRequest) -> FakeStream:
+        made = super().stream(request)
+        if request.prompt.startswith("One, two"):
+            return made
+        if self.broken == "stream":
+            raise IndexError("no stream")
+        stream = Broken(made._whole)
+        stream.broken = self.broken
+        return stream
+
+
+@pytest.mark.parametrize("broken", ["run", "close", "iter"])
+def test_whatever_is_raised_the_run_ends_and_is_kept(store: Store, broken: str) -> None:
+    engine = BrokenEngine()
+    engine.broken = broken
+    service = ModelService(store, fake_load(engine))
+    events = everything(service, plan_run(REQUEST, baseline=True))
+    failed = next(e for e in events if isinstance(e, Failed))
+    assert failed.sentence.startswith("the run stopped on an internal error (")
+    assert failed.sentence.endswith("); its steps are kept")
+    assert "and more" not in failed.sentence
+    done = events[-1]
+    assert isinstance(done, Done)
+    stored = store.get_run(done.runs[0].id)
+    assert stored.meta.state is State.FAILED
+    assert stored.run == done.runs[0]
+    assert "internal error" in (stored.run.error or "")
+    handed_over = [step for e in events if isinstance(e, Stepped) and e.index == 0 for step in e.steps]
+    assert tuple(handed_over) == stored.run.steps
+    assert bool(stored.run.steps) is (broken != "iter")
+    assert service._active is None
+    engine.broken = ""
+    assert isinstance(everything(service, plan_run(REQUEST, baseline=True))[-1].baseline.id, str)
+    service.close()
+
+
+def test_an_engine_that_breaks_before_the_first_step_is_said(store: Store) -> None:
+    engine = BrokenEngine()
+    engine.broken = "stream"
+    service = ModelService(store, fake_load(engine))
+    events = everything(service, plan_run(REQUEST, baseline=True))
+    assert [e.sentence for e in events if isinstance(e, Failed)] == [
+        "the run stopped on an internal error (IndexError: no stream)"
+    ]
+    assert isinstance(events[-1], Done)
+    service.close()
+
+
+def test_the_times_of_the_first_token_come_with_the_first_step(service: ModelService) -> None:
+    events = everything(service, plan_run(REQUEST, baseline=True))
+    assert next(e for e in events if isinstance(e, Begun)).run.ttft_ms == 0
+    for index in (0, 1):
+        first, *rest = [e for e in events if isinstance(e, Stepped) and e.index == index]
+        assert first.prefill == (61.0, 71.0)
+        assert all(e.prefill is None for e in rest)
+
+
+def test_a_visitor_who_waits_is_busy_until_the_end(service: ModelService, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = service.begin("me")
+    monkeypatch.setattr(time, "monotonic", lambda: 1e9)
+    assert service.is_busy("me")
+    assert service.begin("me") is stop, "a second click must not take the first one's stop signal away"
+    assert service.signal("me") is stop
+    service.stop("me")
+    assert stop.is_set()
+    assert service.is_busy("me")
+    service.end("me")
+    assert not service.is_busy("me")
 
 
 def test_an_error_of_the_engine_is_stored(service: ModelService, store: Store, engine: FakeEngine) -> None:

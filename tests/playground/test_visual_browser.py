@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -283,6 +284,19 @@ def test_a_long_live_run_may_be_handed_over_in_parts_and_whole_at_the_end(stage:
     assert stage.js("Redline.store.totals.tokens") == len(run.output_ids)
 
 
+def test_the_first_token_is_timed_as_soon_as_it_is_there(stage: Stage) -> None:
+    run = vr.make_run()
+    text = feed.begin_line(run.replace(finish_reason=None, prefill_ms=0.0, ttft_ms=0.0), None, True, 8)
+    stage.js("text => Redline.feed(text)", text)
+    first = stage.page.locator(".rl-figure[data-key=first] .rl-figure-value")
+    assert first.inner_text() == "…"
+    text += feed.step_line(run.steps[0], (run.prefill_ms, run.ttft_ms))
+    stage.js("text => Redline.feed(text)", text)
+    assert first.inner_text().replace("\u00a0", " ") == "71 ms"
+    facts = stage.page.locator("[data-rl=numbers] dl").inner_text().replace("\u00a0", " ")
+    assert re.search(r"Prefill\s+61 ms", facts)
+
+
 def test_a_later_end_line_brings_the_baseline(stage: Stage) -> None:
     run = vr.make_run()
     text = feed.whole(run, None, None, 2, "the baseline is being measured")
@@ -338,6 +352,18 @@ def test_a_run_that_does_not_pay_names_the_term_to_blame(stage: Stage) -> None:
     assert "Does not pay." in numbers
     assert "Drafting costs" in numbers
     assert "draft" in stage.page.locator(".rl-blame").inner_text()
+
+
+def test_the_verdict_is_said_from_its_fields_not_from_its_sentence(stage: Stage) -> None:
+    run = vr.make_run(temperature=0.0, accept=0.5, slow=3.0)
+    *lines, end = feed.whole(run, None, vr.baseline_of(run), 1).splitlines(keepends=True)
+    entry = json.loads(end)
+    entry["break_even"] |= {"sentence": "Worded otherwise.", "blame": "verify"}
+    stage.page.evaluate("text => Redline.feed(text)", "".join(lines) + json.dumps(entry) + "\n")
+    numbers = stage.page.locator("[data-rl=numbers]").inner_text()
+    assert "Verifying a step costs" in numbers
+    assert "Worded otherwise" not in numbers
+    assert "verify" in stage.page.locator(".rl-blame").inner_text()
 
 
 def test_each_headline_number_defines_itself_on_focus(stage: Stage) -> None:

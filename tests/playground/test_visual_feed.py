@@ -43,6 +43,15 @@ def test_a_whole_feed_is_begin_steps_end_and_keeps_every_step(name: str) -> None
     assert tuple(Step.from_json(entry["step"]) for entry in entries[1:-1]) == run.steps
 
 
+def test_a_first_step_may_bring_the_times_of_the_prompt() -> None:
+    step = vr.make_run().steps[0]
+    assert json.loads(feed.step_line(step, (61.0, 71.5))) == {
+        **json.loads(feed.step_line(step)),
+        "prefill_ms": 61.0,
+        "ttft_ms": 71.5,
+    }
+
+
 def test_a_line_holds_neither_a_tag_nor_a_second_line() -> None:
     text = feed.whole(RUNS["hostile"], {"name": "<b>\u2028</b>"}, None, 1)
     assert "<" not in text
