@@ -16,8 +16,10 @@ from playground.service import ModelService
 from playground.shell import LIGHT, Shell, find_tabs
 from playground.theme import redline_theme
 from storage import Store
+from storage.transfer import MAX_BYTES
 
-MAX_UPLOAD = "64mb"
+MAX_UPLOAD = MAX_BYTES
+"""Bytes of an upload: as many as an import reads, so that whatever the page exports comes back."""
 
 
 def build_app(store: Store, service: ModelService, *, target: str, signed_in: bool = False) -> gr.Blocks:
@@ -62,15 +64,16 @@ def _leave(service: ModelService) -> Any:
 def _wire_addresses(shell: Shell) -> None:
     """On opening a page: choose the tab that its address names and fill each tab."""
     ids = [spec.id for spec in shell.specs]
-    outputs = [shell.tabs, *(out for name in ids for out in shell.built[name].load_outputs)]
+    told = gr.Textbox("", visible="hidden", elem_id="rl-opened-tab")
+    outputs = [shell.tabs, told, *(out for name in ids for out in shell.built[name].load_outputs)]
 
     def load(request: gr.Request) -> list[Any]:
         view = parse_view(dict(request.query_params), ids)
         filled = [value for name in ids for value in shell.built[name].on_load(view)]
-        return [gr.Tabs(selected=view.tab), *filled]
+        return [gr.Tabs(selected=view.tab), view.tab, *filled]
 
     opened = shell.demo.load(load, None, outputs, **LIGHT)
-    opened.then(None, None, None, js="() => { window.RedlineShell.opened(); return []; }", **_JS_ONLY)
+    opened.then(None, told, None, js="(tab) => { window.RedlineShell.opened(tab); return []; }", **_JS_ONLY)
 
 
 def launch_options() -> dict[str, Any]:

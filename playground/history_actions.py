@@ -15,6 +15,8 @@ from storage import RunFilter, RunSummary, Store
 
 MAX_EXPORT = 500
 """Runs per download; the command line exports any number."""
+MAX_EXPORT_BYTES = 100_000_000
+"""Of a download: a browser can hold it, and an import takes twice as much (``storage.transfer.MAX_BYTES``)."""
 
 
 def read_selection(text: Any) -> tuple[str, ...]:
@@ -92,8 +94,22 @@ def export(store: Store, ids: Sequence[str], suffix: str) -> tuple[str, str]:
             f"{len(wanted):,} runs are too many for one download; select at most {MAX_EXPORT}, "
             "or use `python -m storage export`"
         )
-    text = store.export_json(wanted) if suffix == "json" else store.export_csv(wanted)
+    text = _json(store, wanted) if suffix == "json" else store.export_csv(wanted)
     return export_name(wanted, suffix), text
+
+
+def _json(store: Store, ids: Sequence[str]) -> str:
+    pieces = []
+    size = 0
+    for piece in store.iter_json(ids):
+        size += len(piece.encode())
+        if size > MAX_EXPORT_BYTES:
+            raise RedlineError(
+                f"these {len(ids):,} runs are larger than {MAX_EXPORT_BYTES / 1e6:g} MB, too large for one download; "
+                "select fewer, or use `python -m storage export`"
+            )
+        pieces.append(piece)
+    return "".join(pieces)
 
 
 def take_in(store: Store, path: Any, author: str) -> tuple[str, list[str]]:

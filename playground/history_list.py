@@ -9,7 +9,17 @@ import gradio as gr
 
 from decoder.errors import RedlineError
 from playground.history_table import history_table, table_value
-from playground.history_view import ANY, ARCHIVED, PAGE_SIZE, clamp_offset, page_line, read_filter, read_order, row
+from playground.history_view import (
+    ANY,
+    ARCHIVED,
+    PAGE_SIZE,
+    clamp_offset,
+    page_line,
+    read_filter,
+    read_order,
+    row,
+    zone,
+)
 from playground.notes import note
 from playground.shell import QUICK
 from storage import Page, RunFilter, Store
@@ -37,9 +47,14 @@ class RunList:
             self.k = gr.Dropdown(any_of, value=ANY, label="k", min_width=70)
             self.tag = gr.Dropdown(any_of, value=ANY, label="Tag", min_width=100)
             self.author = gr.Dropdown(any_of, value=ANY, label="Author", min_width=110)
-            self.since = gr.Textbox(label="From", placeholder="2025-01-31", max_length=10, min_width=105)
-            self.until = gr.Textbox(label="To", placeholder="2025-12-31", max_length=10, min_width=105)
-            self.kept = gr.Dropdown(list(ARCHIVED), value="active", label="Show", min_width=100)
+            days = zone()
+            self.since = gr.Textbox(
+                label=f"From ({days})", placeholder="2025-01-31", max_length=10, min_width=120, elem_id="rl-since"
+            )
+            self.until = gr.Textbox(
+                label=f"To ({days})", placeholder="2025-12-31", max_length=10, min_width=120, elem_id="rl-until"
+            )
+            self.kept = gr.Dropdown(list(ARCHIVED), value="active", label="Show", min_width=100, elem_id="rl-kept")
 
     def build_table(self) -> None:
         """The table and what turns its pages."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
 from decoder.errors import RedlineError
@@ -46,7 +46,7 @@ def read_filter(values: Mapping[str, Any]) -> RunFilter:
         tag=_choice(values.get("tag")),
         author=_choice(values.get("author")),
         since=since,
-        until=until + timedelta(days=1) if until else None,
+        until=_next_day(until) if until else None,
         archived=ARCHIVED.get(str(values.get("archived", "active")), False),
     )
 
@@ -141,10 +141,25 @@ def _choice(value: Any) -> str | None:
 
 
 def _day(value: Any, name: str) -> datetime | None:
-    if value is None or value == "":
+    """The beginning of a day where this server stands, as the command line reads dates too."""
+    text = str(value or "").strip()
+    if not text:
         return None
     try:
-        parsed = datetime.fromisoformat(str(value).strip()[:40])
-    except ValueError:
+        return datetime.combine(date.fromisoformat(text), time.min).astimezone()
+    except (ValueError, OverflowError, OSError):
         raise RedlineError(f"the date in “{name}” is not one: write it like 2025-12-31") from None
-    return parsed.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=UTC)
+
+
+def _next_day(day: datetime) -> datetime | None:
+    """Midnight after ``day``, which may be 23 or 25 hours away; None behind the last day that there is."""
+    try:
+        return datetime.combine(day.date() + timedelta(days=1), time.min).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def zone(now: datetime | None = None) -> str:
+    """The zone of the filter's days: ``UTC`` or ``UTC+02:00``, as it is now."""
+    offset = (now or datetime.now()).astimezone().strftime("%z")
+    return "UTC" if offset == "+0000" else f"UTC{offset[:3]}:{offset[3:5]}"

@@ -14,7 +14,8 @@ from playground import compare_tables as tables
 from playground import components
 from playground.align import compare_value
 from playground.authors import author_of
-from playground.comparing import by_length, by_proposer, progress, proposer_options
+from playground.compare_variants import by_proposer, offered
+from playground.comparing import by_length, progress
 from playground.controls import CONTROLS, read_lengths, to_request
 from playground.deeplinks import MAX_COMPARE, View, is_run_id, shown
 from playground.history_actions import comparable, read_selection
@@ -63,7 +64,8 @@ class CompareTab:
                 self.pooled = gr.HTML("", elem_id="rl-pooled", elem_classes="rl-help")
                 self.charts = RunCharts(SEVERAL_RUNS, "rl-compare-charts")
                 self.config = gr.HTML("", elem_id="rl-compare-config", elem_classes="rl-card")
-        self.shown = gr.Textbox("", visible="hidden", elem_id="rl-compare-shown")
+        self.shown = gr.State("")
+        self.address = gr.Textbox("", visible="hidden", elem_id="rl-compare-address")
         self.ticket = gr.State(None)
         self.waiting = gr.Timer(0.6, active=False)
         self.load_outputs: list[Any] = self.result_outputs
@@ -82,7 +84,7 @@ class CompareTab:
                 "<b>Compare proposers</b><div class='rl-help'>The same prompt, drafted by each of these, and once "
                 "without drafting.</div>"
             )
-            options = proposer_options(self.shell.default_target)
+            options = offered(self.shell.default_target, None)
             self.proposers = gr.CheckboxGroup(
                 options,
                 value=[value for _, value in options if value in ("ngram", "early-exit")],
@@ -106,8 +108,10 @@ class CompareTab:
             self.ids,
             self.shown,
             self.progress,
+            self.address,
             self.result,
             self.base,
+            self.only,
             self.caution,
             self.texts,
             self.numbers,
@@ -131,33 +135,41 @@ class CompareTab:
         self.run_proposers.click(self.start_proposers, [self.proposers, *asked], self._start_outputs, **LIGHT)
         self.ticket.change(
             self.play,
-            self.ticket,
+            [self.ticket, self.only],
             [self.run_lengths, self.run_proposers, self.cancel, self.waiting, *self.result_outputs],
             **MODEL_WORK,
         )
         self.cancel.click(self.stop, None, [self.progress, self.cancel], **QUICK)
         self.waiting.tick(self.tell_place, None, self.progress, **QUICK)
         for trigger in (self.show_ids.click, self.ids.submit):
-            trigger(self.show_typed, self.ids, self.result_outputs, **QUICK)
-        self.base.input(self.again, [self.shown, self.base, self.only], [self.numbers, self.config], **QUICK)
-        self.only.input(self.again, [self.shown, self.base, self.only], [self.numbers, self.config], **QUICK)
-        self.shown.change(None, self.shown, None, js=_ADDRESS, show_progress="hidden", api_visibility="private")
+            trigger(self.show_typed, [self.ids, self.only], self.result_outputs, **QUICK)
+        for changed in (self.base.input, self.only.input):
+            changed(
+                self.again,
+                [self.shown, self.base, self.only],
+                [self.numbers, self.config, self.progress],
+                **QUICK,
+            )
+        self.address.change(None, self.address, None, js=_ADDRESS, show_progress="hidden", api_visibility="private")
         self.unsaved.wire(self.shown, self.progress)
         parts = stage.controls.parts
         self.shell.panes[ID].select(
-            self.offer, [parts["prompt"], parts["target"], self.proposers], [self.prompt, self.proposers], **QUICK
+            self.offer,
+            [parts["prompt"], parts["target"], parts["draft"], self.proposers],
+            [self.prompt, self.proposers],
+            **QUICK,
         )
         history.compare.click(
             self.from_history,
-            history.picked,
+            [history.picked, self.only],
             [*self.result_outputs, self.shell.tabs, history.note],
-            js="() => [window.RedlineShell.selection()]",
+            js="(_, only) => [window.RedlineShell.selection(), only]",
             **QUICK,
         )
 
-    def offer(self, prompt: Any, target: Any, chosen: Any) -> tuple[str, Any]:
+    def offer(self, prompt: Any, target: Any, draft: Any, chosen: Any) -> tuple[str, Any]:
         """What the Playground holds now: its prompt, and the proposers and drafts for its target."""
-        options = proposer_options(target.strip() if isinstance(target, str) else "")
+        options = offered(target, draft)
         values = [value for _, value in options]
         words = one_line(prompt if isinstance(prompt, str) else "", 140) or "the Playground holds no prompt yet"
         line = f"New comparisons run the Playground's prompt: “{html.escape(words)}”"
@@ -178,9 +190,7 @@ class CompareTab:
         """Check everything now; the runs wait for their turn."""
         held = dict(zip(CONTROLS, values, strict=True))
         try:
-            wanted = to_request({**held, "proposer": "none"})
-            prediction = held.get("prediction") if isinstance(held.get("prediction"), str) else ""
-            variants = by_proposer(wanted, chosen, prediction or "")
+            variants = by_proposer(held, chosen)
         except RedlineError as error:
             return self._refused(error)
         return self._accept(request, variants, author_of(request.username, typed))
@@ -194,7 +204,7 @@ class CompareTab:
         off = gr.update(interactive=False)
         return note("starting", "busy"), ticket, off, off, gr.update(visible=True), gr.Timer(active=True)
 
-    def play(self, ticket: Ticket | None, request: gr.Request) -> Iterator[tuple[Any, ...]]:
+    def play(self, ticket: Ticket | None, only: Any, request: gr.Request) -> Iterator[tuple[Any, ...]]:
         """Run one after the other, then open the comparison."""
         if ticket is None:
             return
@@ -210,7 +220,7 @@ class CompareTab:
                     yield skip, skip, skip, skip, skip, skip, line, *[skip] * rest
                     continue
                 on = gr.update(interactive=True)
-                shown = self._show_runs(step.runs, line) if step.runs else [skip, skip, line, *[skip] * rest]
+                shown = self._show_runs(step.runs, line, only) if step.runs else [skip, skip, line, *[skip] * rest]
                 yield on, on, gr.update(visible=False), skip, *shown
         finally:
             self.service.end(session)
@@ -227,15 +237,15 @@ class CompareTab:
 
     # --- showing ----------------------------------------------------------------------------------------------
 
-    def from_history(self, picked: str) -> list[Any]:
+    def from_history(self, picked: str, only: Any) -> list[Any]:
         """History's selection."""
         try:
-            shown_values = self.show(comparable(read_selection(picked)))
+            shown_values = self.show(comparable(read_selection(picked)), only)
         except RedlineError as error:
             return [*[gr.skip()] * (len(self.result_outputs) + 1), note(str(error), "error")]
         return [*shown_values, gr.Tabs(selected=ID), ""]
 
-    def show_typed(self, text: str) -> list[Any]:
+    def show_typed(self, text: str, only: Any) -> list[Any]:
         """The ids that were typed."""
         ids = tuple(dict.fromkeys((text or "").replace(",", " ").split()))
         wrong = next((part for part in ids if not is_run_id(part)), None)
@@ -243,26 +253,32 @@ class CompareTab:
             return self._problem(f"“{shown(wrong)}” is not a run's id")
         if not 2 <= len(ids) <= MAX_COMPARE:
             return self._problem(f"name two to {MAX_COMPARE} runs by their ids, separated by commas")
-        return self.show(ids)
+        return self.show(ids, only)
 
-    def show(self, ids: Sequence[str]) -> list[Any]:
+    def show(self, ids: Sequence[str], only: Any = True) -> list[Any]:
         """Values for ``result_outputs``: the runs with these ids side by side. What is missing is named."""
+        runs, missing = self._find(ids)
+        if not runs:
+            return self._problem("; ".join(missing))
+        return self._show_runs(runs, note("; ".join(missing), "error") if missing else "", only)
+
+    def _find(self, ids: Sequence[str]) -> tuple[list[Run], list[str]]:
+        """The runs, of those that could not be saved too, and a sentence for each that is not there."""
         runs: list[Run] = []
         missing: list[str] = []
         for run_id in ids:
+            unsaved = self.service.unsaved.get(run_id)
             try:
-                runs.append(self.store.get_run(run_id).run)
+                runs.append(unsaved[0] if unsaved else self.store.get_run(run_id).run)
             except RedlineError as error:
                 missing.append(str(error))
-        if not runs:
-            return self._problem("; ".join(missing))
-        return self._show_runs(runs, note("; ".join(missing), "error") if missing else "")
+        return runs, missing
 
     def _problem(self, sentence: str) -> list[Any]:
         return [gr.skip(), gr.skip(), note(sentence, "error"), *[gr.skip()] * (len(self.result_outputs) - 3)]
 
-    def _show_runs(self, runs: Sequence[Run], line: Any) -> list[Any]:
-        names, speedups = self._labels(runs)
+    def _show_runs(self, runs: Sequence[Run], line: Any, only: Any) -> list[Any]:
+        names, speedups, stored = self._labels(runs)
         base = next((i for i, run in enumerate(runs) if run.proposer == "none"), 0)
         labels = [tables.label(run, name) for run, name in zip(runs, names, strict=True)]
         choices = [
@@ -274,40 +290,45 @@ class CompareTab:
             ", ".join(ids),
             ",".join(ids),
             line,
+            ",".join(stored),
             gr.update(visible=True),
             gr.update(choices=choices, value=ids[base]),
+            bool(only),
             note(caution, "warning") if caution else "",
             compare_value(runs, labels, base),
             tables.metrics_table(runs, names, base, speedups),
             tables.pooled_line(runs),
-            tables.configuration_table(runs, names, only_differences=True, base=base),
+            tables.configuration_table(runs, names, only_differences=bool(only), base=base),
             *self.charts.draw(
                 {f"{tables.letter(i)} {w}": r for i, (r, w) in enumerate(zip(runs, labels, strict=True))}
             ),
         ]
 
-    def _labels(self, runs: Sequence[Run]) -> tuple[list[str], list[float | None]]:
+    def _labels(self, runs: Sequence[Run]) -> tuple[list[str], list[float | None], list[str]]:
+        """Names and speed-ups of the runs, and the ids of those that the database has: an address names no others."""
         try:
             found = self.store.summaries(RunFilter(ids=[run.id for run in runs], archived=None), limit=len(runs)).rows
         except RedlineError:
             found = []
         by_id = {summary.id: summary for summary in found}
         names = [by_id[run.id].name if run.id in by_id else "" for run in runs]
-        return names, [by_id[run.id].speedup if run.id in by_id else None for run in runs]
+        speedups = [by_id[run.id].speedup if run.id in by_id else None for run in runs]
+        return names, speedups, [run.id for run in runs if run.id in by_id]
 
     def again(self, ids: str, base_id: Any, only: bool) -> list[Any]:
         """Another base run, or all settings instead of only those that differ."""
-        try:
-            runs = [self.store.get_run(run_id).run for run_id in (ids or "").split(",") if is_run_id(run_id)]
-        except RedlineError:
-            return [gr.skip(), gr.skip()]
+        runs, missing = self._find([run_id for run_id in (ids or "").split(",") if is_run_id(run_id)])
+        if missing:
+            gone = note("; ".join(missing) + ". The tables below stay as they were", "error")
+            return [gr.skip(), gr.skip(), gone]
         if not runs:
-            return [gr.skip(), gr.skip()]
-        names, speedups = self._labels(runs)
+            return [gr.skip()] * 3
+        names, speedups, _ = self._labels(runs)
         base = next((i for i, run in enumerate(runs) if run.id == base_id), 0)
         return [
             tables.metrics_table(runs, names, base, speedups),
             tables.configuration_table(runs, names, only_differences=bool(only), base=base),
+            gr.skip(),
         ]
 
     def on_load(self, view: View) -> list[Any]:

@@ -205,8 +205,14 @@ class HistoryTab:
         except RedlineError as error:
             return [*[gr.skip()] * outputs, note(str(error), "error")]
         label = Label(author=author_of(request.username, typed))
-        ticket = Ticket(tuple(plan_run(wanted, baseline=stored.baseline_id is not None)), label)
-        return [*stage.fill(wanted), *stage.accept(request, ticket), gr.Tabs(selected="playground"), ""]
+        baseline = stored.baseline_id is not None
+        ticket = Ticket(tuple(plan_run(wanted, baseline=baseline)), label)
+        return [
+            *stage.fill(wanted, baseline=baseline),
+            *stage.accept(request, ticket),
+            gr.Tabs(selected="playground"),
+            "",
+        ]
 
     def archive_picked(self, picked: str, view: dict[str, Any], *values: Any) -> list[Any]:
         """Put the selected runs away."""

@@ -27,8 +27,10 @@ from playground.service import plan_run
 from playground.shell import LIGHT, MODEL_WORK, QUICK, Shell, TabSpec
 from playground.stage import Stage
 from playground.stored_view import find_stored, show_example, stored_view
+from storage import RunFilter
 
 ID = "playground"
+_KEEP = "(id) => { window.RedlineShell.keepRun(id); return []; }"
 
 
 def start_request(target: str) -> GenerationRequest:
@@ -79,6 +81,7 @@ class PlaygroundTab:
         self.download = Download("rl-playground-download")
         self.ticket = gr.State(None)
         self.shown_id = gr.State(None)
+        self.kept_id = gr.Textbox("", visible="hidden", elem_id="rl-kept-id")
         self.waiting = gr.Timer(0.6, active=False)
         self.load_outputs: list[Any] = self.stage_outputs
 
@@ -115,6 +118,7 @@ class PlaygroundTab:
                 self.waiting,
                 self.unsaved,
                 self.shown_id,
+                self.kept_id,
                 *self.charts.outputs,
             ],
             **MODEL_WORK,
@@ -122,7 +126,8 @@ class PlaygroundTab:
         self.more.click(_to_compare, None, self.shell.tabs, **QUICK)
         self.stop.click(self.stop_run, None, [self.note, self.stop], **QUICK)
         self.waiting.tick(self.tell_place, None, self.note, **QUICK)
-        self.save_again.click(self.try_saving, self.shown_id, [self.note, self.unsaved], **QUICK)
+        self.save_again.click(self.try_saving, self.shown_id, [self.note, self.unsaved, self.kept_id], **QUICK)
+        self.kept_id.change(None, self.kept_id, None, js=_KEEP, show_progress="hidden", api_visibility="private")
         self.download.wire(self.keep_file, self.unsaved_file, self.shown_id, self.note)
 
     def start(self, request: gr.Request, typed: str, *values: Any) -> tuple[Any, ...]:
@@ -151,19 +156,23 @@ class PlaygroundTab:
         stop = self.service.signal(session)
         skip = gr.skip()
         same = [skip] * len(self.charts.outputs)
-        quiet = (skip, gr.Timer(active=False), gr.update(visible=False), None)
+        quiet = (skip, gr.Timer(active=False), gr.update(visible=False), None, "")
+        named = ""
         yield skip, note("starting", "busy"), skip, skip, *quiet, *self.charts.clear()
         try:
             for frame in frames(ticket, self.service.execute(ticket.plan, ticket.label, stop)):
                 line = note(frame.text, frame.kind, frame.fraction)
                 value, caption = (skip, skip) if frame.feed is None else (frame.feed, "")
+                if frame.run and not named and self.is_kept(frame.run.id):
+                    named = frame.run.id
                 if not frame.finished:
-                    yield value, line, caption, skip, skip, skip, skip, skip, *same
+                    yield value, line, caption, skip, skip, skip, skip, skip, named or skip, *same
                     continue
                 buttons = (gr.update(interactive=True), gr.update(interactive=False))
                 shown = frame.run.id if frame.run else None
                 charts = self.charts.draw({"this run": frame.run}) if frame.run else same
-                yield value, line, caption, *buttons, skip, gr.update(visible=frame.unsaved), shown, *charts
+                kept = "" if shown in self.service.unsaved else named
+                yield value, line, caption, *buttons, skip, gr.update(visible=frame.unsaved), shown, kept, *charts
         finally:
             self.service.end(session)
 
@@ -177,14 +186,21 @@ class PlaygroundTab:
         before = people_ahead(self.shell.demo, request.session_hash)
         return gr.skip() if before is None else note("Waiting. " + people_before(before), "busy")
 
-    def try_saving(self, run_id: str | None) -> tuple[Any, Any]:
+    def is_kept(self, run_id: str) -> bool:
+        """True when the database has the run: only then may an address name it."""
+        try:
+            return bool(self.shell.store.summaries(RunFilter(ids=[run_id], archived=None), limit=1).rows)
+        except RedlineError:
+            return False
+
+    def try_saving(self, run_id: str | None) -> tuple[Any, Any, Any]:
         """Save a run that the database refused."""
         if not is_run_id(run_id):
-            return gr.skip(), gr.skip()
+            return gr.skip(), gr.skip(), gr.skip()
         problem = self.service.save_again(str(run_id))
         if problem:
-            return note(f"still not saved: {problem}", "error"), gr.skip()
-        return note("saved", "good"), gr.update(visible=False)
+            return note(f"still not saved: {problem}", "error"), gr.skip(), gr.skip()
+        return note("saved", "good"), gr.update(visible=False), run_id
 
     def unsaved_file(self, run_id: str | None) -> tuple[str, str]:
         """File name and text of a run that is not in the database."""
@@ -201,9 +217,9 @@ class PlaygroundTab:
         feed, caption, line = stored_view(self.shell.store, found)
         return [feed, caption, line, *self.charts.draw({"this run": found.run})]
 
-    def fill(self, request: GenerationRequest) -> list[Any]:
-        """Values for the controls, in their order, that lead to ``request``."""
-        values = from_request(request)
+    def fill(self, request: GenerationRequest, *, baseline: bool) -> list[Any]:
+        """Values for the controls, in their order, that lead to ``request``, with or without ``baseline``."""
+        values = from_request(request, baseline=baseline)
         values["k"] = gr.update(value=request.k, maximum=max(16, request.k))
         return [values[name] for name in CONTROLS]
 

@@ -1,4 +1,5 @@
-/* The address says what is on show: ?run=ID&step=N&token=M. Other parameters stay; nothing is loaded from here. */
+/* While the Playground is on show the address says what it shows: ?run=ID&step=N&token=M. Only a run that the database
+   has is named. The other tabs' addresses are shell.js's. Other parameters stay; nothing is loaded from here. */
 (() => {
   "use strict";
   const R = window.Redline;
@@ -7,18 +8,22 @@
   const asked = new URLSearchParams(location.search);
   let honoured = false;
   let timer = 0;
+  let kept = "";
+
+  const onShow = () => !window.RedlineShell || window.RedlineShell.shownTab() === "playground";
+  /** A stored run brings its state; of a run that is made now, the server says when the database has it. */
+  const isKept = () => Boolean(store.state.meta && store.state.meta.state) || kept === store.state.run.id;
 
   const number = (value) => (value !== null && /^\d{1,7}$/.test(value) ? Number(value) : null);
 
   const write = () => {
     timer = 0;
     const { run, selection, chosen, position, live } = store.state;
-    if (!run) return;
+    if (!run || !onShow()) return;
     const query = new URLSearchParams(location.search);
-    if (store.state.meta) query.set("run", run.id);
+    for (const name of ["tab", "compare", "step", "token"]) query.delete(name);
+    if (isKept()) query.set("run", run.id);
     else query.delete("run");
-    query.delete("step");
-    query.delete("token");
     if (chosen === "token" && selection) {
       query.set("step", String(selection.step));
       query.set("token", String(selection.token));
@@ -52,10 +57,19 @@
   };
 
   store.subscribe((event) => {
-    if (event === "run" && store.state.live) honoured = true;
+    // A run of one's own, or another stored one: what the address asked for at first no longer counts.
+    const { live, meta, run } = store.state;
+    if (event === "run" && (live || (meta && meta.state && asked.get("run") !== run.id && asked.get("run")))) honoured = true;
     if (event === "run" && honoured) soon();
     if (event === "end") honour();
     if (["selection", "chosen", "position"].includes(event) && store.state.chosen) soon();
   });
-  R.address = { write: soon };
+  R.address = {
+    write: soon,
+    /** The server's word on which of the runs made here the database has; "" takes it back. */
+    keep(id) {
+      kept = id || "";
+      if (store.state.run) soon();
+    },
+  };
 })();

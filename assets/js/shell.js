@@ -30,12 +30,13 @@
     return location.pathname + (text ? "?" + text : "");
   };
   const setAddress = (params) => history.replaceState(history.state, "", extra(params));
-  const current = () => new URLSearchParams(location.search);
-  let tab = current().has("compare") ? "compare" : current().get("tab") || "playground";
+  let tab = shared.get("compare") ? "compare" : (!shared.get("run") && shared.get("tab")) || "playground";
+  shell.shownTab = () => tab;
 
   /* While the page opens, Gradio reports tabs that nobody chose: the address must survive until the server has read it. */
   let opened = false;
-  shell.opened = () => {
+  shell.opened = (id) => {
+    if (id) tab = id;
     opened = true;
   };
   shell.isOpen = () => opened;
@@ -44,18 +45,20 @@
     if (!opened || id === tab) return;
     if (tab in kept) kept[tab] = location.search;
     tab = id;
-    if (window.Redline && window.Redline.address) window.Redline.address.keepRun = id === "playground";
     if (id in kept && kept[id]) setAddress(new URLSearchParams(kept[id]));
     else setAddress(new URLSearchParams(id === "playground" ? {} : { tab: id }));
     if (id === "playground" && window.Redline && window.Redline.address) window.Redline.address.write();
   };
 
+  /** `ids` are the stored runs of the comparison; without any, the address names the tab alone. */
   shell.compareAddress = (ids) => {
-    const params = new URLSearchParams();
-    params.set("compare", ids);
-    const address = extra(params);
-    if (tab === "compare") history.replaceState(history.state, "", address);
-    else kept.compare = "?" + address.split("?")[1];
+    const params = new URLSearchParams(ids ? { compare: ids } : { tab: "compare" });
+    if (tab === "compare") setAddress(params);
+    else kept.compare = "?" + params;
+  };
+
+  shell.keepRun = (id) => {
+    if (window.Redline && window.Redline.address) window.Redline.address.keep(id);
   };
 
   /** Ctrl+Enter (or Cmd+Enter) in the prompt runs it. */

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from decoder.errors import RequestError
 from decoder.request import GenerationRequest, SamplingParams
+from playground import compare_variants
 from playground.controls import (
     CONTROLS,
     excluded,
@@ -89,6 +90,31 @@ def test_bad_values_get_a_sentence(change: dict[str, Any], sentence: str) -> Non
 def test_what_the_proposer_does_not_use_stays_out() -> None:
     request = to_request({**START, "prediction": "left over", "draft": "left over", "exit_layer": 3})
     assert (request.prediction, request.draft, request.exit_layer) == (None, None, 0)
+
+
+def test_a_comparison_of_proposers_keeps_their_settings() -> None:
+    held = {**from_request(GenerationRequest(prompt="x", target="smollm2-135m")), "prediction": "The sky"}
+    held |= {"ngram_min": 2, "ngram_max": 5, "exit_layer": 7, "draft": "/models/mine"}
+    values = [value for _, value in compare_variants.offered("smollm2-135m", "/models/mine")]
+    assert "draft-model:/models/mine" in values
+    chosen = ["ngram", "early-exit", "prediction", "draft-model:/models/mine"]
+    by_name = {request.proposer: request for _, request in compare_variants.by_proposer(held, chosen)}
+    assert (by_name["ngram"].ngram_min, by_name["ngram"].ngram_max) == (2, 5)
+    assert by_name["early-exit"].exit_layer == 7
+    assert by_name["early-exit"].ngram_max == 4  # what it does not use stays out
+    assert by_name["prediction"].prediction == "The sky"
+    assert by_name["draft-model"].draft == "/models/mine"
+    for wrong, sentence in (
+        (["ngram"], "at least two"),
+        (None, "at least two"),
+        ("ngram", "at least two"),
+        (["ngram", "<script>"], "not offered"),
+        (["ngram"] * 12, "eleven"),
+    ):
+        with pytest.raises(RequestError, match=sentence):
+            compare_variants.by_proposer(held, wrong)
+    with pytest.raises(RequestError, match="Predicted output: "):
+        compare_variants.by_proposer({**held, "prediction": ""}, ["ngram", "prediction"])
 
 
 def test_numbers_from_the_page_may_be_floats() -> None:

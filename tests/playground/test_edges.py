@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,17 @@ from typing import Any
 import pytest
 
 from decoder.errors import RedlineError
-from playground import auth
+from playground import auth, history_actions
+from playground.app_factory import MAX_UPLOAD
 from playground.authors import author_of, clean_author
 from playground.deeplinks import parse_view, read_ids
 from playground.history_actions import comparable, read_selection
-from playground.history_view import clamp_offset, export_name, page_line, read_filter, read_order, read_tags
+from playground.history_list import START, RunList
+from playground.history_view import clamp_offset, export_name, page_line, read_filter, read_order, read_tags, zone
 from playground.notes import note, people_before, sentence
+from storage import open_store
+from storage.transfer import MAX_BYTES
+from tests.playground.visual_runs import make_run
 
 TABS = ("playground", "compare", "history")
 
@@ -125,14 +132,58 @@ def test_filters() -> None:
     found = read_filter({"text": " sky ", "k": "4", "since": "2025-01-02", "until": "2025-01-02", "archived": "all"})
     assert found.text == "sky"
     assert found.k == 4
-    assert found.since == datetime(2025, 1, 2, tzinfo=UTC)
-    assert found.until == datetime(2025, 1, 3, tzinfo=UTC)
+    assert found.since == datetime(2025, 1, 2).astimezone()
+    assert found.until == datetime(2025, 1, 3).astimezone()
     assert found.archived is None
     assert read_filter({"target": "", "k": "x", "archived": "<b>"}).archived is False
     with pytest.raises(RedlineError, match="not one"):
         read_filter({"since": "yesterday"})
     with pytest.raises(RedlineError, match="wrong way round"):
         read_filter({"since": "2025-02-01", "until": "2025-01-01"})
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("berlin")
+def test_days_are_those_of_the_server() -> None:
+    day = read_filter({"since": "2025-03-30", "until": "2025-03-30"})
+    assert day.since == datetime(2025, 3, 29, 23, tzinfo=UTC)
+    assert day.until == datetime(2025, 3, 30, 22, tzinfo=UTC)  # clocks went on: a day of 23 hours
+    assert zone(datetime(2025, 1, 2, tzinfo=UTC)) == "UTC+01:00"
+    assert zone(datetime(2025, 7, 2, tzinfo=UTC)) == "UTC+02:00"
+
+
+@pytest.mark.parametrize(
+    "day", ["9999-12-31", "0001-01-01", "2025-02-30", "٢٠٢٥-٠١-٠١", "\0", "2025-01-01T25", "x" * 50]
+)
+@pytest.mark.parametrize("box", ["since", "until"])
+def test_no_date_makes_the_list_fail(tmp_path: Path, day: str, box: str) -> None:
+    with open_store(f"sqlite:///{tmp_path / 'runs.db'}") as store:
+        values = ["", "", "", "", "", "", day if box == "since" else "", day if box == "until" else "", "active"]
+        listed = RunList(store).listing(dict(START), values)
+    assert "No run" in str(listed[1]) or "write it like" in str(listed[-1])
+
+
+def test_the_last_day_of_all_ends_nowhere() -> None:
+    assert read_filter({"until": "9999-12-31"}).until is None
+
+
+def test_exports_are_small_enough_to_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert history_actions.MAX_EXPORT_BYTES < MAX_BYTES == MAX_UPLOAD
+    with open_store(f"sqlite:///{tmp_path / 'runs.db'}") as store:
+        run = make_run(run_id="r1")
+        store.start_run(run.replace(steps=(), output_ids=(), text="", finish_reason=None, decode_ms=0.0)).finish(run)
+        _, text = history_actions.export(store, ["r1"], "json")
+        monkeypatch.setattr(history_actions, "MAX_EXPORT_BYTES", len(text) - 10)
+        with pytest.raises(RedlineError, match="python -m storage export"):
+            history_actions.export(store, ["r1"], "json")
 
 
 def test_pages_and_orders() -> None:
