@@ -22,6 +22,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid",
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon")
 PARTS = {"draft": "#e59c3f", "verify": "#6d717c", "overhead": "#a9a59c"}
 ACCEPTED = "#2f9e78"
+MAX_LABEL = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,13 @@ def _figure(title_x: str, title_y: str, *, height: int = 260) -> go.Figure:
 
 
 def _safe(label: str) -> str:
-    """Labels are a visitor's text; Plotly reads tags in them."""
-    return label.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")[:60]
+    """Labels are a visitor's text; Plotly reads tags and ``%{...}`` in them. Cut first: entities stay whole."""
+    short = label if len(label) <= MAX_LABEL else label[: MAX_LABEL - 1] + "…"
+    visible = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in short)
+    for sign, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        visible = visible.replace(sign, entity)
+    # Plotly knows no escape for its braces: an invisible joiner between the two signs keeps them text.
+    return visible.replace("%{", "%\N{WORD JOINER}{")
 
 
 def _named(runs: Mapping[str, Run]) -> list[tuple[str, Run]]:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from decoder import metrics
-from decoder.trace import Run
+from decoder.trace import FinishReason, Run
 from playground.history_view import percent
 
 Better = Literal["higher", "lower"]
 MAX_CELL = 300
+COMPLETE = (FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH)
+"""How a run ends whose text may be compared as a whole; one without a reason was cut off, or still goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +245,7 @@ def divergence(runs: Sequence[Run]) -> str | None:
     """Why greedy runs of one prompt may differ in text, or None when they do not differ or were sampled."""
     sampling = runs[0].request.get("sampling")
     greedy = isinstance(sampling, Mapping) and sampling.get("temperature") == 0
-    complete = [run for run in runs if run.finish_reason not in ("cancelled", "error")]
+    complete = [run for run in runs if run.finish_reason in COMPLETE]
     if not greedy or len({run.output_ids for run in complete}) < 2:
         return None
     if runs[0].dtype == "float32":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decoder.trace import FinishReason
 from playground import compare_tables as tables
 from tests.playground.visual_runs import baseline_of, make_run
 
@@ -78,3 +79,10 @@ def test_greedy_texts_that_differ_are_explained() -> None:
     assert "audit" in (tables.divergence([r.replace(dtype="float32") for r in (RUN, other)]) or "")
     sampled = make_run(["Other"], run_id="r5", temperature=0.7)
     assert tables.divergence([sampled, RUN]) is None
+
+
+def test_a_text_that_was_cut_off_is_not_called_different() -> None:
+    cut = RUN.replace(id="r6", output_ids=RUN.output_ids[:3], steps=RUN.steps[:2])
+    for reason in (None, FinishReason.CANCELLED, FinishReason.ERROR):
+        assert tables.divergence([RUN, cut.replace(finish_reason=reason)]) is None
+    assert tables.divergence([RUN, cut.replace(finish_reason=FinishReason.LENGTH)]) is not None

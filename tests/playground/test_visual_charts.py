@@ -57,3 +57,14 @@ def test_labels_are_text_and_figures_have_no_ground() -> None:
     chart = charts.step_times({"<b>x</b><script>": RUN})
     assert "<" not in chart.figure.data[0].name
     assert chart.figure.layout.paper_bgcolor == "rgba(0,0,0,0)"
+
+
+def test_labels_are_cut_whole_and_never_evaluated() -> None:
+    for draw in (charts.per_position, charts.accepted_per_step, charts.step_times):
+        chart = draw({"%{customdata}\u202e\0": RUN, "a" * 59 + "<b>": RUN})
+        hostile, long = chart.figure.data
+        assert "%{customdata}<" not in hostile.hovertemplate
+        assert not any(c in hostile.name for c in "\u202e\0")
+        assert "%\u2060{customdata}" in hostile.hovertemplate
+        assert long.name == "a" * 59 + "…"
+    assert charts.step_times({"a" * 58 + "<b": RUN}).figure.data[0].name == "a" * 58 + "&lt;b"
