@@ -94,6 +94,18 @@
     ];
   };
 
+  /** Which term is to blame, in words: the sentence's own numbers come from the verdict's fields. */
+  const blamed = (b) => {
+    const saved = Math.max(0, b.tokens_per_step - 1);
+    const gain = `saves ${fmt.fixed(saved, 1)} tokens (${fmt.ms1(saved * b.baseline_ms_per_token)} ms)`;
+    if (b.blame === "draft") return `Drafting costs ${fmt.ms1(b.draft_ms)} ms a step and ${gain}.`;
+    if (b.blame === "verify") {
+      return `Verifying a step costs ${fmt.ms1(b.verify_ms)} ms, ${fmt.ms1(b.verify_ms - b.baseline_ms_per_token)} ms more than one plain token, and ${gain}.`;
+    }
+    if (b.blame === "overhead") return `Overhead costs ${fmt.ms1(b.overhead_ms)} ms a step and drafting ${gain}.`;
+    return `Too few draft tokens were accepted: a step ${gain}, less than the little it costs.`;
+  };
+
   const breakEven = (box) => {
     const { end, live, run } = store.state;
     const b = end && end.break_even;
@@ -107,7 +119,7 @@
       return;
     }
     const term = (key, words) => h(b.blame === key ? "span.rl-blame" : "span", { text: words });
-    const blame = b.pays ? "" : " " + b.sentence.replace(/^.*?against [\d.,]+ ms\.\s*/, "");
+    const blame = b.pays ? "" : ` ${blamed(b)}`;
     box.replaceChildren(
       h("b.rl-verdict", { text: b.pays ? "Pays. " : "Does not pay. " }), "(",
       term("draft", `draft ${fmt.ms1(b.draft_ms)}`), " + ", term("verify", `verify ${fmt.ms1(b.verify_ms)}`), " + ",

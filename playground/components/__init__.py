@@ -4,7 +4,7 @@ Every view brings its own card; ``scrubber()`` stands directly before ``ladder()
 once per page, pass ``head_html()`` to ``launch(head=...)``, set the feed's value to text made by ``playground.feed``.
 """
 
-from playground.components.assets import head_html, styles
+from playground.components.assets import head_html
 from playground.components.stage import answer, compare, feed, ladder, numbers, race, scrubber, why
 
 __all__ = [
@@ -16,6 +16,5 @@ __all__ = [
     "numbers",
     "race",
     "scrubber",
-    "styles",
     "why",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
@@ -48,13 +49,14 @@ def _read(folder: str, name: str) -> str:
     return text
 
 
-def styles() -> str:
-    """All of ``assets/css`` as one text."""
-    return "\n".join(_read("css", name) for name in STYLES)
-
-
 def head_html() -> str:
     """For ``launch(head=...)``: styles and scripts of the stage, inline. Loads nothing from anywhere."""
-    parts = [f"<style>\n{styles()}\n</style>"]
-    parts += [f"<script>\n{_read('js', name)}\n//# sourceURL=redline/{name}.js\n</script>" for name in SCRIPTS]
+    return inline(STYLES, SCRIPTS)
+
+
+def inline(styles: Sequence[str], scripts: Sequence[str]) -> str:
+    """Files of ``assets/css`` and ``assets/js``, by name, as elements for a page's head."""
+    css = "\n".join(_read("css", name) for name in styles)
+    parts = [f"<style>\n{css}\n</style>"]
+    parts += [f"<script>\n{_read('js', name)}\n//# sourceURL=redline/{name}.js\n</script>" for name in scripts]
     return "\n".join(parts)
