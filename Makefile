@@ -15,7 +15,7 @@ run: $(VENV)/.ready
 setup: $(VENV)/.ready
 
 test: $(VENV)/.ready-dev
-	@sh tests/chromium.sh
+	@sh tests/chromium.sh $(ARGS)
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.ready-dev

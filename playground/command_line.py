@@ -83,10 +83,16 @@ def hash_password(
         str, typer.Argument(help="User name; asked for at a terminal, else only the hash is printed.")
     ] = "",
 ) -> None:
-    """Print a line for the password file; the password comes from a prompt, or from stdin."""
+    """Print a line for the password file, name:hash, to be added with >> FILE.
+
+    The password comes from a prompt, or from stdin. A password from stdin without NAME prints only the hash, which is
+    no line yet: put the name and a colon before it.
+    """
     asked = sys.stdin.isatty()
     if asked and not name:
-        name = input("Name (empty: only the hash): ").strip()
+        # On stderr, like getpass's prompts: stdout may be the password file.
+        print("Name (empty: only the hash): ", end="", file=sys.stderr, flush=True)
+        name = sys.stdin.readline().strip()
     problem = auth.check_name(name) if name else None
     if problem:
         raise auth.AuthError(problem)

@@ -73,6 +73,34 @@ def test_hash_password_makes_a_line_that_is_accepted(tmp_path: Path) -> None:
     assert "secret" not in ended.stdout + alone.stdout
 
 
+def test_prompts_stay_out_of_the_password_file(tmp_path: Path) -> None:
+    """At a terminal with stdout redirected, as in ``hash-password >> users``."""
+    code = (
+        "import sys, getpass; from playground import command_line; sys.stdin.isatty = lambda: True; "
+        "getpass.getpass = lambda words: 'secret'; command_line.main(['hash-password'])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, input="ada\n", capture_output=True, text=True, timeout=60
+    )
+    assert ended.stderr.startswith("Name")
+    file = tmp_path / "users"
+    file.write_text(ended.stdout)
+    assert auth.verifier(auth.read_password_file(file))("ada", "secret")
+
+
+def test_help_says_what_a_nameless_password_gives() -> None:
+    assert "prints only the hash" in " ".join(app("hash-password", "--help").stdout.split())
+
+
+@pytest.mark.parametrize("arguments", [["-m", "not browser"], ["-x", "-m", "not (browser or model)"]])
+def test_without_browser_tests_no_browser_is_needed(arguments: list[str]) -> None:
+    for given, code in ((arguments, 0), ([], 1)):
+        ended = subprocess.run(
+            ["/bin/sh", "tests/chromium.sh", *given], cwd=ROOT, env={"PATH": "/nowhere"}, capture_output=True
+        )
+        assert ended.returncode == code
+
+
 def test_an_empty_password_is_refused() -> None:
     ended = app("hash-password", "ada", stdin="\n")
     assert ended.returncode == 2
