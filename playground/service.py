@@ -36,22 +36,17 @@ FRAME_S = 1 / 15
 """Steps are handed on at most this often."""
 
 
-def baseline_request(request: GenerationRequest) -> GenerationRequest:
-    """The same generation with the proposer off: the only fair thing to measure a speed-up against."""
-    return request.replace(proposer="none", draft=None, prediction=None, exit_layer=0, ngram_min=1, ngram_max=4)
-
-
 def plan_run(request: GenerationRequest, *, baseline: bool) -> list[Planned]:
     """A run and, if asked for and if it drafts, its baseline behind it."""
     plan = [Planned(request)]
     if baseline and request.proposer != "none":
-        plan.append(Planned(baseline_request(request), "baseline", "baseline", ("baseline",)))
+        plan.append(Planned(request.baseline(), "baseline", "baseline", ("baseline",)))
     return plan
 
 
 def plan_comparison(variants: Sequence[tuple[str, GenerationRequest]]) -> list[Planned]:
     """One baseline, then each variant. The variants must differ in nothing but who drafts, and how much."""
-    baseline = Planned(baseline_request(variants[0][1]), "baseline", "baseline", ("baseline",))
+    baseline = Planned(variants[0][1].baseline(), "baseline", "baseline", ("baseline",))
     rest = [Planned(request, "run", title) for title, request in variants if request.proposer != "none"]
     return [baseline, *rest]
 

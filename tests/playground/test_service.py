@@ -15,7 +15,7 @@ from decoder.trace import FinishReason
 from playground import saving
 from playground.events import Begun, Done, Ended, Failed, Stepped, Waiting
 from playground.saving import Label
-from playground.service import ModelService, baseline_request, plan_comparison, plan_run
+from playground.service import ModelService, plan_comparison, plan_run
 from storage import DatabaseReadOnly, RunFilter, State, Store, open_store
 from tests.playground.fake_engine import FakeEngine, FakeStream, fake_load
 
@@ -67,7 +67,7 @@ def test_without_a_baseline_the_reason_is_said(service: ModelService) -> None:
 
 def test_the_baseline_differs_in_nothing_but_the_proposer() -> None:
     request = GenerationRequest(prompt="x", proposer="prediction", prediction="y", k=7)
-    raw, plain = request.to_json(), baseline_request(request).to_json()
+    raw, plain = request.to_json(), request.baseline().to_json()
     differing = {name for name in raw if raw[name] != plain[name]}
     assert differing <= {"proposer", "draft", "prediction", "exit_layer", "ngram_min", "ngram_max"}
 
