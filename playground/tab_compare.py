@@ -64,7 +64,7 @@ class CompareTab:
                 self.pooled = gr.HTML("", elem_id="rl-pooled", elem_classes="rl-help")
                 self.charts = RunCharts(SEVERAL_RUNS, "rl-compare-charts")
                 self.config = gr.HTML("", elem_id="rl-compare-config", elem_classes="rl-card")
-        self.shown = gr.State("")
+        self.shown = gr.Textbox("", visible="hidden", elem_id="rl-compare-shown")
         self.address = gr.Textbox("", visible="hidden", elem_id="rl-compare-address")
         self.ticket = gr.State(None)
         self.waiting = gr.Timer(0.6, active=False)
@@ -269,7 +269,7 @@ class CompareTab:
         for run_id in ids:
             unsaved = self.service.unsaved.get(run_id)
             try:
-                runs.append(unsaved[0] if unsaved else self.store.get_run(run_id).run)
+                runs.append(unsaved.run if unsaved else self.store.get_run(run_id).run)
             except RedlineError as error:
                 missing.append(str(error))
         return runs, missing
