@@ -19,6 +19,7 @@ import typer
 
 from decoder.catalog import DEFAULT_TARGET
 from decoder.errors import RedlineError
+from decoder.terminal import run_typer
 from playground import auth
 
 if TYPE_CHECKING:
@@ -30,24 +31,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and end the process: 0 when all is well, 2 for a mistake of the caller."""
-    try:
-        code = app(args=arguments, prog_name="python app.py", standalone_mode=False)
-    except typer.Exit as end:
-        code = end.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    except typer.TyperException as error:
-        sentence = error.format_message() if hasattr(error, "format_message") else str(error)
-        fail(f"{sentence.rstrip('.')} (see python app.py --help)")
-    except RedlineError as error:
-        fail(str(error))
-    raise SystemExit(code or 0)
-
-
-def fail(sentence: str) -> NoReturn:
-    """One line on stderr, exit code 2."""
-    print("redline: " + " ".join(sentence.split()), file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(run_typer(app, arguments, "python app.py"))
 
 
 @app.callback(invoke_without_command=True)
@@ -139,6 +123,9 @@ def quiet_environment() -> None:
     os.environ["GRADIO_RUN_HISTORY"] = "False"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     os.environ["DO_NOT_TRACK"] = "1"
+    # The page and the model share the processor: threads that spin while they wait for a core that a browser is using
+    # stall every token. Waiting asleep costs little when nothing else runs.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for name in ("NO_PROXY", "no_proxy"):
         known = [part for part in os.environ.get(name, "").split(",") if part]
         os.environ[name] = ",".join([*known, "127.0.0.1", "localhost", "::1"])
