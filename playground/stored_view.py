@@ -29,10 +29,19 @@ def stored_view(store: Store, stored: StoredRun) -> tuple[str, str, str]:
             reason = "its baseline is no longer in this database"
     parts = [run.id, meta.author, meta.created_at.strftime("%Y-%m-%d %H:%M UTC")]
     caption = f"<b>{html.escape(meta.name or 'Stored run')}</b> · " + " · ".join(html.escape(p) for p in parts)
+    caption += asked(run)
     text, kind = outcome(run)
     if meta.state is State.RUNNING:
         text, kind = "this run is still going on: open it again to see more of it", "info"
     return whole(run, meta, baseline, next_seq(), reason), caption, "" if kind == "good" else note(text, kind)
+
+
+def asked(run: Run) -> str:
+    """The beginning of the run's prompt as HTML for a caption: whoever opens a run sees what it answers."""
+    prompt = run.request.get("prompt")
+    if not isinstance(prompt, str) or not prompt.strip():
+        return ""
+    return f'<br><span class="rl-asked">Prompt: “{html.escape(shown(" ".join(prompt.split()), 160))}”</span>'
 
 
 def find_stored(store: Store, run_id: Any) -> StoredRun | str:
@@ -51,5 +60,5 @@ def show_example() -> tuple[Run | None, Any, str]:
     if found is None:
         return None, gr.skip(), "No run yet. Write a prompt and choose <b>Run</b>."
     run, baseline = found
-    caption = "<b>A recorded example.</b> Step through it with the arrow keys, or run your own prompt."
+    caption = "<b>A recorded example.</b> Step through it with the arrow keys, or run your own prompt." + asked(run)
     return run, whole(run, None, baseline, next_seq()), caption

@@ -108,3 +108,14 @@ def test_rows_never_show_a_bare_gap(store: Store) -> None:
     assert rows["r1"]["tags"] == ["a", "b"]
     assert rows["r1"]["note"] == "x y"
     json.dumps(rows)
+
+
+def test_the_caption_quotes_the_prompt_as_text(store: Store) -> None:
+    run = RUN.replace(request={**RUN.request, "prompt": "<script>alert(1)</script>\n\u202e" + "x" * 500})
+    keep(store, run)
+    _, caption, _ = stored_view.stored_view(store, store.get_run("r1"))
+    assert "Prompt: “&lt;script&gt;alert(1)&lt;/script&gt;" in caption
+    assert "<script>" not in caption
+    assert "\u202e" not in caption
+    assert len(caption) < 500
+    assert stored_view.asked(RUN.replace(request={"prompt": 5})) == ""
