@@ -67,6 +67,45 @@ def test_each_proposer_runs_and_is_kept(user: Visitor, real_server: Server, prop
             assert rows[0].speedup is not None
 
 
+def test_stop_keeps_the_steps_of_the_real_model(user: Visitor, real_server: Server) -> None:
+    page = user.page
+    page.fill("#rl-prompt textarea", "Write a very long story about a lighthouse. (stopped)")
+    page.fill("#rl-max-tokens input", "2000")
+    page.locator("#rl-max-tokens input").blur()
+    page.click("#rl-run")
+    expect(page.locator("#rl-note")).to_contain_text("of at most 2000 tokens", timeout=3 * MINUTES)
+    page.click("#rl-stop")
+    expect(page.locator("#rl-note")).to_contain_text("they are kept", timeout=MINUTES)
+    with open_store(f"sqlite:///{real_server.db}") as store:
+        row = store.summaries(RunFilter(text="(stopped)")).rows[0]
+        assert row.state is State.STOPPED
+        assert len(store.get_run(row.id).run.steps) > 0
+
+
+def test_replay_of_a_real_run_with_the_keyboard(user: Visitor, real_server: Server) -> None:
+    page = user.page
+    with open_store(f"sqlite:///{real_server.db}") as store:
+        kept = next(r for r in store.summaries(RunFilter(proposer="draft-model")).rows if r.num_draft_tokens)
+    page.goto(f"{user.url}/?run={kept.id}&step=1&token=0")
+    expect(page.locator("#rl-why")).to_contain_text("step 1")
+    page.locator("#rl-ladder .rl-sel, #rl-answer .rl-sel").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_url(re.compile(r"token=1|step=2"))
+
+
+def test_draft_lengths_are_compared_on_the_real_model(user: Visitor) -> None:
+    page = user.open()
+    page.fill("#rl-prompt textarea", "Name three colours.")
+    page.fill("#rl-max-tokens input", "12")
+    page.locator("#rl-max-tokens input").blur()
+    user.tab("Compare")
+    page.fill("#rl-lengths textarea, #rl-lengths input", "1, 4")
+    page.click("#rl-run-lengths")
+    expect(page.locator("#rl-compare-progress")).to_contain_text("Done: 3 runs", timeout=5 * MINUTES)
+    expect(page.locator("#rl-compare-numbers thead")).to_contain_text("k = 4")
+    expect(page.locator("#rl-compare-charts .js-plotly-plot")).to_have_count(2)
+
+
 def test_a_prompt_that_is_too_long_is_refused_with_a_number(user: Visitor) -> None:
     page = user.page
     page.fill("#rl-prompt textarea", "word " * 9000)
