@@ -107,7 +107,7 @@ def shoot(ids: list[str], db: Path) -> None:
         else:
             raise SystemExit("the server did not answer")
         pages = {
-            "playground": f"/?run={ids[0]}&step=2&token=0",
+            "playground": f"/?run={ids[0]}&step=1&token=3",
             "compare": f"/?compare={ids[1]},{ids[0]},{ids[2]}",
             "history": "/?tab=history",
         }

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from decoder import catalog
-from decoder.errors import RedlineError, RequestError
+from decoder.errors import RequestError
 from decoder.request import GenerationRequest
 from decoder.trace import Run
 from playground import pairs
@@ -44,31 +43,6 @@ def proposer_options(target: str) -> list[tuple[str, str]]:
         elif entry.name != "none":
             options.append((entry.title, entry.name))
     return options
-
-
-def by_proposer(request: GenerationRequest, chosen: Any, prediction: str) -> list[tuple[str, GenerationRequest]]:
-    """The request with each chosen proposer; raises RequestError for a choice that cannot be run."""
-    if not isinstance(chosen, list) or len(chosen) < 2:
-        raise RequestError("tick at least two proposers to compare")
-    if len(chosen) > 11:
-        raise RequestError("eleven proposers are the most that fit into one comparison")
-    offered = {value: label for label, value in proposer_options(request.target)}
-    variants = []
-    for value in chosen:
-        if value not in offered:
-            raise RequestError(f"{str(value)[:60]!r} is not offered for {request.target}: choose again")
-        draft = value.removeprefix(DRAFT_PREFIX) if value.startswith(DRAFT_PREFIX) else None
-        variant = request.replace(
-            proposer="draft-model" if draft else value,
-            draft=draft,
-            prediction=prediction if value == "prediction" else None,
-        )
-        try:
-            variant.validate()
-        except RedlineError as error:
-            raise RequestError(f"{offered[value]}: {error}") from None
-        variants.append((offered[value], variant))
-    return variants
 
 
 def progress(plan: Sequence[Planned], events: Iterator[ModelEvent]) -> Iterator[Progress]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from decoder.request import GenerationRequest
-from playground.comparing import Progress, by_length, by_proposer, progress
+from playground.comparing import Progress, by_length, progress
 from playground.playing import Frame, Ticket, frames
 from playground.saving import Label
 from playground.service import ModelService, plan_comparison, plan_run
@@ -135,11 +135,3 @@ def test_a_comparison_reports_its_share_and_ends_with_the_baseline_first(service
 def test_a_comparison_needs_something_that_drafts() -> None:
     with pytest.raises(ValueError, match="choose a proposer"):
         by_length(REQUEST.replace(proposer="none"), (1, 2))
-    with pytest.raises(ValueError, match="at least two"):
-        by_proposer(REQUEST, ["ngram"], "")
-    with pytest.raises(ValueError, match="not offered"):
-        by_proposer(REQUEST, ["ngram", "<script>"], "")
-    with pytest.raises(ValueError, match="Predicted output: prediction needs"):
-        by_proposer(REQUEST, ["ngram", "prediction"], "")
-    variants = by_proposer(REQUEST, ["ngram", "prediction"], "The sky")
-    assert [variant.prediction for _, variant in variants] == [None, "The sky"]
