@@ -11,7 +11,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -285,17 +285,10 @@ def _samples(
     for i in range(n):
         if i % 20 == 0:
             report(fraction, f"sampling with {request.proposer}: {i} of {n}")
-        run = decoder.run(
-            request.replace(sampling=SamplingParams(**{**asdict_flat(request.sampling), "seed": seed + i}))
-        )
+        run = decoder.run(request.replace(sampling=replace(request.sampling, seed=seed + i)))
         found.append(run.output_ids)
         drafted += int(run.metrics["num_draft_tokens"])
     return found, drafted
-
-
-def asdict_flat(params: SamplingParams) -> dict[str, Any]:
-    """The fields of ``params`` as keyword arguments."""
-    return {name: getattr(params, name) for name in SamplingParams.__dataclass_fields__}
 
 
 def compare_samples(

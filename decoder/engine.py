@@ -263,7 +263,8 @@ class Decoding:
                 self._fail(state)
                 continue
             outcome = Outcome(own=chosen[b], p_rows=processed[b], k=0)
-            self._emit(state, outcome, (0.0, 0.0, 0.0))
+            self._commit(state, outcome)
+            self._record(state, outcome, (0.0, 0.0, 0.0))
 
     def _choose(self, row: Row, processed: Tensor) -> Tensor:
         if row.request.sampling.greedy:
@@ -299,9 +300,7 @@ class Decoding:
                 self._fail(state)
                 accepted.append(0)
                 continue
-            outcome.prepare(state.text, state.row, state.limit, state.stop_ids, state.row.request.stop, state.answer)
-            state.row.tokens.extend(outcome.emitted)
-            state.row.sampler.commit(outcome.emitted)
+            self._commit(state, outcome)
             accepted.append(outcome.kept)
         self._roll_back(proposal, outcomes)
         if proposer is not None and width > 0:
@@ -436,11 +435,11 @@ class Decoding:
 
     # --- emitting and recording --------------------------------------------------------------------------------
 
-    def _emit(self, state: _RowState, outcome: Outcome, times: tuple[float, float, float]) -> None:
+    def _commit(self, state: _RowState, outcome: Outcome) -> None:
+        """Decide what of ``outcome`` reaches the output, and append it."""
         outcome.prepare(state.text, state.row, state.limit, state.stop_ids, state.row.request.stop, state.answer)
         state.row.tokens.extend(outcome.emitted)
         state.row.sampler.commit(outcome.emitted)
-        self._record(state, outcome, times)
 
     def _record(self, state: _RowState, outcome: Outcome, times: tuple[float, float, float]) -> None:
         step = write_step(len(state.steps), outcome, self.decoder.tokens, state.row.sampler, times)

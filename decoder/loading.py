@@ -130,13 +130,6 @@ def load(
         return _models[key]
 
 
-def unload(name: str | None = None) -> None:
-    """Forget models (all, or those called ``name``), so that their memory can be freed."""
-    with _lock:
-        for key in [key for key in _models if name is None or key[0] == name]:
-            del _models[key]
-
-
 def in_memory() -> list[LoadedModel]:
     """The models that are kept."""
     with _lock:

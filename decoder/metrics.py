@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from decoder.trace import Run, Source, Step, Verdict
+from decoder.trace import Run, Step, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,12 +282,3 @@ def best_k(
         if per_token < best[1]:
             best = (k, per_token)
     return best
-
-
-def source_counts(run: Run) -> dict[str, int]:
-    """Tokens of the output by source."""
-    counts = {source.value: 0 for source in Source}
-    for step in run.steps:
-        for token in step.emitted:
-            counts[token.source.value] += 1
-    return counts

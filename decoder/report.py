@@ -79,7 +79,7 @@ def print_run(run: Run, baseline: Run | None = None) -> None:
         )
     table.add_row("to first token", f"{run.ttft_ms:.0f} ms (prefill {run.prefill_ms:.0f} ms)")
     table.add_row("model", f"{run.target}, {run.dtype} on {run.device}, {run.versions.get('target_path', '')}")
-    even = break_even(run, baseline)  # the baseline was decoded for this run; baseline_fits still checks it
+    even = break_even(run, baseline)
     if even is not None:
         table.add_row("speed-up", f"{even.speedup:.2f} times the baseline. {even.sentence}")
     else:
