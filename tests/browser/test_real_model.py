@@ -30,7 +30,7 @@ def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     assert "Traceback" not in text, text[-4000:]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def user(chromium: Browser, real_server: Server) -> Iterator[Visitor]:
     yield from visit(chromium, real_server.url)
 
@@ -44,7 +44,7 @@ def test_the_page_is_open_while_the_model_loads(user: Visitor) -> None:
 @pytest.mark.parametrize("proposer", [entry.name for entry in catalog.proposers()])
 def test_each_proposer_runs_and_is_kept(user: Visitor, real_server: Server, proposer: str) -> None:
     title = next(entry.title for entry in catalog.proposers() if entry.name == proposer)
-    page = user.page
+    page = user.open()
     prompt = f"Count from one to five. ({proposer})"
     page.fill("#rl-prompt textarea", prompt)
     page.click("#rl-proposer input")
@@ -68,7 +68,7 @@ def test_each_proposer_runs_and_is_kept(user: Visitor, real_server: Server, prop
 
 
 def test_stop_keeps_the_steps_of_the_real_model(user: Visitor, real_server: Server) -> None:
-    page = user.page
+    page = user.open()
     page.fill("#rl-prompt textarea", "Write a very long story about a lighthouse. (stopped)")
     page.fill("#rl-max-tokens input", "2000")
     page.locator("#rl-max-tokens input").blur()
@@ -83,7 +83,7 @@ def test_stop_keeps_the_steps_of_the_real_model(user: Visitor, real_server: Serv
 
 
 def test_replay_of_a_real_run_with_the_keyboard(user: Visitor, real_server: Server) -> None:
-    page = user.page
+    page = user.open()
     with open_store(f"sqlite:///{real_server.db}") as store:
         kept = next(r for r in store.summaries(RunFilter(proposer="draft-model")).rows if r.num_draft_tokens)
     page.goto(f"{user.url}/?run={kept.id}&step=1&token=0")
@@ -107,7 +107,7 @@ def test_draft_lengths_are_compared_on_the_real_model(user: Visitor) -> None:
 
 
 def test_a_prompt_that_is_too_long_is_refused_with_a_number(user: Visitor) -> None:
-    page = user.page
+    page = user.open()
     page.fill("#rl-prompt textarea", "word " * 9000)
     page.click("#rl-run")
     expect(page.locator("#rl-note .rl-note-error")).to_contain_text(
