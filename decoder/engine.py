@@ -247,6 +247,7 @@ class Decoding:
         longest = max(len(row.tokens) for row in rows)
         ids = torch.tensor([row.tokens + [0] * (longest - len(row.tokens)) for row in rows], device=self.device)
         self.runner.reset(len(rows))
+        self.runner.capture = self.decoder.proposer.capture if self.decoder.proposer else ()
         begin = self.clock.now()
         logits = self.runner.forward(ids, [len(row.tokens) for row in rows], last=True)
         processed = [row.sampler.logits(logits[b]) for b, row in enumerate(rows)]
@@ -290,21 +291,19 @@ class Decoding:
         else:
             proposal = Proposal.of_lists([[] for _ in ks], self.device, [None] * len(ks))
         outcomes = self._verify(proposal, ks, draws)
-        accepted: list[int] = []
+        kept: list[Sequence[int]] = []
         for b, state in enumerate(self.states):
             outcome = outcomes[b]
-            if state.finish is not None:
-                accepted.append(0)
-                continue
-            if outcome is None:
+            if state.finish is None and outcome is None:
                 self._fail(state)
-                accepted.append(0)
+            if state.finish is not None or outcome is None:
+                kept.append(())
                 continue
             self._commit(state, outcome)
-            accepted.append(outcome.kept)
+            kept.append(outcome.path[: outcome.kept])
         self._roll_back(proposal, outcomes)
-        if proposer is not None and width > 0:
-            proposer.commit(accepted)
+        if proposer is not None:
+            proposer.commit(kept)
         times = clock.stop()
         for b, state in enumerate(self.states):
             outcome = outcomes[b]

@@ -78,16 +78,20 @@ class Weights(nn.Module):
             self.blocks = nn.ModuleList([Block(layer) for layer in inner.layers])
         self.stack: list[Block] = list(self.blocks)  # type: ignore[arg-type]
 
-    def run(self, ids: Tensor, cos: Tensor, sin: Tensor, layers: int, attend: Attend) -> Tensor:
+    def run(
+        self, ids: Tensor, cos: Tensor, sin: Tensor, layers: int, attend: Attend, taps: dict[int, Tensor] | None = None
+    ) -> Tensor:
         """Hidden states [B, T, H] of ids [B, T] behind ``layers`` layers; cos and sin are [B, T, 1, head_dim].
 
         ``attend(layer, q, k, v)`` stores keys and values and mixes: q [B, T, heads, d], k and v [B, T, kv_heads, d]
-        -> [B, T, heads * d].
+        -> [B, T, heads * d]. ``taps`` is given the state behind each number of layers that it has as a key.
         """
         batch, width = ids.shape
         hidden = F.embedding(ids, self.embedding)
         sizes = (self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim)
         for layer, b in enumerate(self.stack[:layers]):
+            if taps is not None and layer in taps:
+                taps[layer] = hidden
             x = rms_norm(hidden, b.attention_norm, self.eps)
             q, k, v = F.linear(x, b.qkv, b.qkv_bias).split(sizes, -1)
             q = q.view(batch, width, self.heads, self.head_dim)
@@ -101,9 +105,17 @@ class Weights(nn.Module):
             hidden = hidden + F.linear(F.silu(gate) * up, b.down)
         return hidden
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The final norm: [..., H] -> [..., H]."""
+        return rms_norm(hidden, self.norm, self.eps)
+
+    def score(self, normed: Tensor) -> Tensor:
+        """The head on normed states: [..., H] -> [..., V]."""
+        return F.linear(normed, self.head, self.head_bias)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., H] -> [..., V]."""
-        return F.linear(rms_norm(hidden, self.norm, self.eps), self.head, self.head_bias)
+        return self.score(self.normed(hidden))
 
 
 def _fixed(tensor: Tensor) -> nn.Parameter:
@@ -217,14 +229,27 @@ class FusedRunner(RowRunner):
             else tree_mask(start, width, parents, self.device)
         )
         slots = None if min(self.lengths) == start else positions
-        hidden = self._layers(ids, positions, slots, mask, start, start + width)
+        final = self.layers
+        taps = {i: self.weights.embedding[:0] for i in self.capture if i != final} or None
+        hidden = self._layers(ids, positions, slots, mask, start, start + width, taps)
+        normed = self.weights.normed(hidden)
+        states = [normed if i == final or taps is None else taps[i] for i in self.capture]
+        self.captured = torch.cat(states, -1) if states else None
+        hidden = normed
         if last:
             at = torch.tensor([max(count - 1, 0) for count in counts], device=self.device)
             hidden = hidden[torch.arange(batch, device=self.device), at][:, None]
-        return self.weights.logits(hidden)
+        return self.weights.score(hidden)
 
     def _layers(
-        self, ids: Tensor, positions: Tensor, slots: Tensor | None, mask: Tensor | None, start: int, end: int
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        slots: Tensor | None,
+        mask: Tensor | None,
+        start: int,
+        end: int,
+        taps: dict[int, Tensor] | None,
     ) -> Tensor:
         w = self.weights
         keys, values = self.buffers.keys, self.buffers.values
@@ -255,7 +280,7 @@ class FusedRunner(RowRunner):
             return mixed.transpose(1, 2).reshape(batch, width, w.heads * w.head_dim)
 
         cos, sin = w.rotary(w.embedding[:1], positions)
-        return w.run(ids, cos[:, :, None], sin[:, :, None], self.layers, attend)
+        return w.run(ids, cos[:, :, None], sin[:, :, None], self.layers, attend, taps)
 
     @torch.inference_mode()
     def keep_path(self, row: int, start: int, nodes: Sequence[int]) -> None:

@@ -28,12 +28,18 @@ class Runner(Protocol):
     """What the engine and the proposers ask of a model. Tests put tables in its place.
 
     ``lengths[b]`` is the number of row b's tokens that are in the cache.
+
+    ``capture`` names hidden states that every pass leaves in ``captured`` [B, T, len(capture) * H], side by side: i is
+    the residual stream behind the first i layers, the number of layers is the state behind the final norm (numbered as
+    transformers' ``hidden_states``). Heads that read the target's mind (EAGLE, MTP, Medusa) ask for them.
     """
 
     vocab_size: int
     context: int
     device: str
     lengths: list[int]
+    capture: tuple[int, ...]
+    captured: Tensor | None
 
     @property
     def logits_device(self) -> str:
@@ -162,6 +168,8 @@ class RowRunner(ABC):
     lengths: list[int]
     path: str
     """Which implementation computes the passes; recorded in every run."""
+    capture: tuple[int, ...] = ()
+    captured: Tensor | None = None
 
     @torch.inference_mode()
     def forward(
@@ -192,16 +200,20 @@ class RowRunner(ABC):
     def _in_chunks(self, ids: Tensor, counts: list[int]) -> Tensor:
         """A long prompt, PREFILL_CHUNK columns at a time; keeps each row's logits from the chunk it ends in."""
         result: Tensor | None = None
+        states = []
         for start in range(0, ids.shape[1], PREFILL_CHUNK):
             part = ids[:, start : start + PREFILL_CHUNK]
             here = [min(max(count - start, 0), part.shape[1]) for count in counts]
             logits = self.forward(part, here, last=True)
+            if self.captured is not None:
+                states.append(self.captured)
             if result is None:
                 result = logits
             else:
                 alive = torch.tensor([count > 0 for count in here], device=logits.device)
                 result = torch.where(alive[:, None, None], logits, result)
         assert result is not None
+        self.captured = torch.cat(states, 1) if states else None
         return result
 
     def rollback(self, lengths: Sequence[int]) -> None:
@@ -261,8 +273,10 @@ class ModelRunner(RowRunner):
             position_ids=positions,
             use_cache=True,
             logits_to_keep=torch.tensor(ends, device=self.device) if last else 0,
+            output_hidden_states=bool(self.capture),
             **{self._cache_name: self.kv.cache},
         )
+        self.captured = torch.cat([output.hidden_states[i] for i in self.capture], -1) if self.capture else None
         if not last or len(ends) == 1:
             return output.logits
         column = torch.tensor([ends.index(max(count - 1, 0)) for count in counts], device=self.device)

@@ -46,6 +46,8 @@ class TableRunner:
     """A Runner whose logits are a function of the exact prefix that its cache holds."""
 
     device = logits_device = "cpu"
+    capture: tuple[int, ...] = ()
+    captured: torch.Tensor | None = None
 
     def __init__(self, rows: Rows, vocab_size: int, context: int = 4096) -> None:
         self.rows = rows
@@ -132,8 +134,8 @@ class Recite(Proposer):
             proposal.parents = list(self.parents(len(drafts[0])))
         return proposal
 
-    def commit(self, accepted: Sequence[int]) -> None:
-        self.accepted.extend(accepted)
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        self.accepted.extend(len(path) for path in paths)
 
 
 def log(probs: Sequence[float]) -> list[float]:

@@ -71,6 +71,8 @@ class Proposer(ABC):
     """Drafts for the rows of one run at a time. One instance serves many runs, one after the other."""
 
     name: str = ""
+    capture: tuple[int, ...] = ()
+    """Hidden states of the target that it reads (see ``Runner.capture``), from the prompt's pass on."""
 
     @abstractmethod
     def begin(self, context: Context) -> None:
@@ -81,8 +83,10 @@ class Proposer(ABC):
     def propose(self, ks: Sequence[int], u: Tensor) -> Proposal:
         """Draft up to ``ks[b]`` tokens behind ``rows[b].tokens``; ``u`` [B, max(ks)] are the draws to use."""
 
-    def commit(self, accepted: Sequence[int]) -> None:  # noqa: B027 (most proposers keep nothing to roll back)
-        """Row b kept ``accepted[b]`` of its drafts; its ``tokens`` already hold them and the target's own token."""
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:  # noqa: B027 (most keep nothing to roll back)
+        """Row b kept the drafts ``paths[b]`` (indices into its proposal: 0, 1, ... for a chain; nodes for a tree); its
+        ``tokens`` already hold them and the target's own token. ``target.captured`` is still the verifying pass's.
+        Called after every round, also one in which nothing was asked for."""
 
     def path(self) -> str:
         """Which implementation drafts, for the record of a run; "" when there is no model in it."""

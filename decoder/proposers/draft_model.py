@@ -69,11 +69,11 @@ class DraftModelProposer(Proposer):
         self._width = max(ks)
         return autoregress(self.runner, rows, ks, u, self._context.vocab_size)
 
-    def commit(self, accepted: Sequence[int]) -> None:
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
         if self._base is None:
             return
         # The last draft was never fed back, so even a full accept leaves at most width - 1 drafts in the cache.
-        keep = [base + min(n, self._width - 1) for base, n in zip(self._base, accepted, strict=True)]
+        keep = [base + min(len(path), self._width - 1) for base, path in zip(self._base, paths, strict=True)]
         self.runner.rollback(keep)
         self._base = None
 

@@ -177,3 +177,22 @@ def test_memory_does_not_grow_with_runs(path: str) -> None:
         keys = model.kv.rows[0].keys if path == "generic" else model.buffers.keys
         sizes.append(keys.numel())
     assert len(set(sizes)) == 1
+
+
+def test_captured_states_are_those_of_a_fresh_pass(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PREFILL_CHUNK", 16)
+    ids = some_ids(45)
+    with torch.inference_mode():
+        states = tiny_llama(0)(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
+    expected = torch.cat([states[1], states[3], states[0]], -1)
+    model = runner(path=path)
+    model.capture = (1, 3, 0)
+    model.reset(1)
+    model.forward(torch.tensor([ids[:40]]), last=True)
+    assert model.captured is not None
+    assert torch.allclose(model.captured, expected[:, :40], **CLOSE)
+    model.forward(torch.tensor([ids[40:]]))
+    assert torch.allclose(model.captured, expected[:, 40:], **CLOSE)
+    model.capture = ()
+    model.forward(torch.tensor([ids[:2]]))
+    assert model.captured is None
