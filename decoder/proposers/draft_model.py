@@ -9,7 +9,7 @@ from torch import Tensor
 
 from decoder.errors import RequestError
 from decoder.proposers.base import Context, Proposal, Proposer, Row
-from decoder.sampling import draw
+from decoder.proposers.chain import draft_chain
 from decoder.target import RowRunner, Runner
 
 
@@ -17,31 +17,15 @@ def autoregress(runner: Runner, rows: Sequence[Row], ks: Sequence[int], u: Tenso
     """Draft max(ks) tokens one after the other; ``runner`` first takes every committed token it has not seen.
 
     The first pass takes one token after a rejection and two after a full accept, so catching up costs no pass of its
-    own. Everything stays on the device: no token is read by the host before the target has verified it.
+    own.
     """
-    device = runner.logits_device
-    width = max(ks)
     pending = [row.tokens[length:] for row, length in zip(rows, runner.lengths, strict=True)]
     longest = max(len(p) for p in pending)
-    first = torch.tensor([p + [0] * (longest - len(p)) for p in pending], device=device)
+    first = torch.tensor([p + [0] * (longest - len(p)) for p in pending], device=runner.logits_device)
     # A target with a padded head may emit an id that the draft's embedding does not have.
     first = first.clamp_max(runner.vocab_size - 1)
     logits = runner.forward(first, [len(p) for p in pending], last=True)
-    ids = torch.zeros(len(rows), width, dtype=torch.long, device=device)
-    q = torch.empty(len(rows), width, vocab_size, device=device)
-    sound = torch.ones(len(rows), width, dtype=torch.bool, device=device)
-    u = u.to(device)
-    for i in range(width):
-        for b, row in enumerate(rows):
-            processed = row.sampler.logits(logits[b], ids[b, :i], skip=i)
-            sound[b, i] = processed.amax().isfinite()
-            q[b, i] = row.sampler.probs(processed)[0]
-            ids[b, i] = processed[0].argmax() if row.request.sampling.greedy else draw(q[b, i], u[b, i])
-        if i + 1 < width:
-            logits = runner.forward(ids[:, i : i + 1])
-    # A draft that breaks down may only cost time: what it wrote from there on is dropped.
-    counts = torch.minimum(torch.tensor(list(ks), device=device), sound.long().cumprod(1).sum(1))
-    return Proposal(ids, counts, q.nan_to_num_(0.0), reasons=["the draft's logits are not numbers"] * len(rows))
+    return draft_chain(logits, runner.forward, rows, ks, u, vocab_size)
 
 
 class DraftModelProposer(Proposer):

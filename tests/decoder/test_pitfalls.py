@@ -76,7 +76,7 @@ def _pairs_after_first() -> dict[tuple[int, ...], float]:
 
 def test_an_argmax_draft_with_softmax_q_is_caught(monkeypatch: pytest.MonkeyPatch):
     """Negative control of the test above: the draft runs greedily while softmax(q) enters the ratio."""
-    import decoder.proposers.draft_model as module
+    import decoder.proposers.chain as module
 
     monkeypatch.setattr(module, "draw", lambda probs, u: probs.argmax(-1))
     decoder = toy_decoder(p_row, V, DraftModelProposer(TableRunner(q_row, V)))
