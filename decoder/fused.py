@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decoder.target import BUCKET, RowRunner, chain_mask, check_exit, tree_mask
+from decoder.kv_cache import BUCKET, move_rows
+from decoder.target import RowRunner, chain_mask, check_exit, tree_mask
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -154,6 +155,8 @@ class Buffers:
         self.weights = weights
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
+        self.narrowed = False
+        """Rows have left: the buffers are views of larger ones."""
 
     def reserve(self, batch: int, tokens: int) -> None:
         """Make room for ``tokens`` per row; what is there stays."""
@@ -170,6 +173,20 @@ class Buffers:
             keys[:, :, :, :had] = self.keys
             values[:, :, :, :had] = self.values
         self.keys, self.values = keys, values
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Only ``rows`` stay, in place: the buffers become views of their first rows."""
+        if self.keys is None or self.values is None:
+            return
+        move_rows(self.keys, self.values, rows, dim=1)
+        self.keys, self.values = self.keys[:, : len(rows)], self.values[:, : len(rows)]
+        self.narrowed = True
+
+    def restart(self, batch: int) -> None:
+        """Before ``batch`` new rows: buffers that hold more rows than they show, or another number, are dropped."""
+        if self.narrowed or (self.keys is not None and self.keys.shape[1] != batch):
+            self.keys = self.values = None
+        self.narrowed = False
 
     def shape_to(self, batch: int, tokens: int) -> None:
         """Exactly ``tokens`` slots per row (a compiled step takes no other shape); what was there is dropped."""
@@ -213,6 +230,7 @@ class FusedRunner(RowRunner):
         self.lengths = []
 
     def reset(self, batch: int) -> None:
+        self.buffers.restart(batch)
         self.lengths = [0] * batch
 
     def short(self, layers: int) -> FusedRunner:
@@ -290,3 +308,12 @@ class FusedRunner(RowRunner):
             keys[:, row, :, start : start + len(nodes)] = keys[:, row, :, sources]
             values[:, row, :, start : start + len(nodes)] = values[:, row, :, sources]
         self.lengths[row] = start + len(nodes)
+
+    def _keep_rows(self, rows: Sequence[int]) -> None:
+        self.buffers.keep(rows)
+
+    @torch.inference_mode()
+    def wipe(self, row: int) -> None:
+        if self.buffers.keys is not None and self.buffers.values is not None:
+            self.buffers.keys[:, row] = 0
+            self.buffers.values[:, row] = 0

@@ -11,15 +11,13 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
 
-BUCKET = 256
-"""Cache buffers grow to a multiple of this many tokens."""
+from decoder.kv_cache import KVCache
+
 PREFILL_CHUNK = 1024
 """Prompt tokens per forward pass: bounds the memory of a long prompt's mask and logits."""
 
@@ -69,94 +67,12 @@ class Runner(Protocol):
     def keep_path(self, row: int, start: int, nodes: Sequence[int]) -> None:
         """Keep tree nodes: move the tokens ``start + n`` for n in ``nodes`` to ``start``, ``start + 1``, ..."""
 
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only ``rows`` (increasing indices) with their cache and captured states; they become rows 0, 1, ..."""
 
-@dataclass
-class _Plan:
-    """Where the pass that is running writes its keys and values."""
-
-    start: int = 0
-    width: int = 0
-    slots: Tensor | None = None
-    """[B, T] slots when rows differ in length, else None (all rows write at ``start``)."""
-    end: int = 0
-
-
-class _Layer(CacheLayerMixin):
-    """One layer's buffers [B, heads, capacity, head_dim]; reads are views of what exists."""
-
-    is_sliding = False
-    is_croppable = True
-
-    def __init__(self, plan: _Plan) -> None:
-        super().__init__()
-        self.plan = plan
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self._reserve(key_states, value_states, BUCKET)
-        self.is_initialized = True
-
-    def _reserve(self, key: Tensor, value: Tensor, tokens: int) -> None:
-        capacity = -(-tokens // BUCKET) * BUCKET
-        batch, heads = key.shape[:2]
-        keys = key.new_zeros((batch, heads, capacity, key.shape[3]))
-        values = value.new_zeros((batch, heads, capacity, value.shape[3]))
-        if self.keys is not None and self.values is not None:
-            keys[:, :, : self.keys.shape[2]] = self.keys
-            values[:, :, : self.values.shape[2]] = self.values
-        self.keys, self.values = keys, values
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if self.keys is None or self.keys.shape[2] < self.plan.end:
-            self._reserve(key_states, value_states, max(self.plan.end, BUCKET))
-            self.is_initialized = True
-        assert self.keys is not None
-        assert self.values is not None
-        plan = self.plan
-        if plan.slots is None:
-            self.keys[:, :, plan.start : plan.start + plan.width] = key_states
-            self.values[:, :, plan.start : plan.start + plan.width] = value_states
-        else:
-            index = plan.slots[:, None, :, None]
-            self.keys.scatter_(2, index.expand_as(key_states), key_states)
-            self.values.scatter_(2, index.expand_as(value_states), value_states)
-        return self.keys[:, :, : plan.end], self.values[:, :, : plan.end]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.plan.end, 0
-
-    def get_seq_length(self) -> int:
-        return self.plan.start
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def move(self, row: int, sources: Tensor, start: int) -> None:
-        """Copy slots ``sources`` of a row to ``start``, ``start + 1``, ..."""
-        if self.keys is None or self.values is None:
-            return
-        n = sources.shape[0]
-        self.keys[row, :, start : start + n] = self.keys[row, :, sources]
-        self.values[row, :, start : start + n] = self.values[row, :, sources]
-
-
-@dataclass
-class KVCache:
-    """The buffers of all layers; early exit shares the target's."""
-
-    layers: int
-    plan: _Plan = field(default_factory=_Plan)
-
-    def __post_init__(self) -> None:
-        self.rows = [_Layer(self.plan) for _ in range(self.layers)]
-        self.cache = Cache(layers=list(self.rows))
-
-    def clear(self) -> None:
-        """Drop the buffers' content by position only; a changed batch size drops the buffers."""
-        for layer in self.rows:
-            layer.keys = layer.values = None
-            layer.is_initialized = False
+    def wipe(self, row: int) -> None:
+        """Zero a row's slots. Needed after a pass that was not numbers: attention masks a slot by weight 0, and
+        0 * NaN would be NaN for whoever uses the slot next."""
 
 
 class RowRunner(ABC):
@@ -223,6 +139,22 @@ class RowRunner(ABC):
                 raise ValueError(f"row {row} has {self.lengths[row]} tokens and cannot be rolled back to {length}")
         self.lengths = list(lengths)
 
+    @torch.inference_mode()
+    def select(self, rows: Sequence[int]) -> None:
+        """See ``Runner.select``."""
+        self._keep_rows(rows)
+        self.lengths = [self.lengths[row] for row in rows]
+        if self.captured is not None:
+            self.captured = self.captured[torch.tensor(list(rows), device=self.captured.device)]
+
+    @abstractmethod
+    def _keep_rows(self, rows: Sequence[int]) -> None:
+        """``select`` on the cache's buffers."""
+
+    @abstractmethod
+    def wipe(self, row: int) -> None:
+        """See ``Runner.wipe``."""
+
     @abstractmethod
     def _pass(self, ids: Tensor, counts: list[int], last: bool, parents: Sequence[int | None] | None) -> Tensor:
         """One forward pass behind ``lengths``: logits [B, T, V], or [B, 1, V] of each row's last real position."""
@@ -265,6 +197,9 @@ class ModelRunner(RowRunner):
     def _pass(self, ids: Tensor, counts: list[int], last: bool, parents: Sequence[int | None] | None) -> Tensor:
         batch, width = ids.shape
         positions, mask = self._prepare(width, parents)
+        if max(self.lengths) + width > self.context:
+            # Padding behind a row that is nearly full has no position; models with a table of positions need one.
+            positions = positions.clamp_max(self.context - 1)
         # Rows of different length end in different columns; the head computes each of those columns once.
         ends = sorted({max(count - 1, 0) for count in counts})
         output = self.model(
@@ -301,6 +236,19 @@ class ModelRunner(RowRunner):
             for layer in self.kv.rows:
                 layer.move(row, sources, start)
         self.lengths[row] = start + len(nodes)
+
+    def _keep_rows(self, rows: Sequence[int]) -> None:
+        for layer in self.kv.rows:
+            layer.keep(rows)
+        # The buffers still hold the rows that left: another batch, also one of this size, starts with new ones.
+        self._batch = -1
+
+    @torch.inference_mode()
+    def wipe(self, row: int) -> None:
+        for layer in self.kv.rows:
+            if layer.keys is not None and layer.values is not None:
+                layer.keys[row] = 0
+                layer.values[row] = 0
 
     def short(self, layers: int) -> ModelRunner:
         # Shares every weight: only the module list is shorter.

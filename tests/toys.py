@@ -105,6 +105,14 @@ class TableRunner:
         self.slots[row][start : start + len(nodes)] = kept
         self.lengths[row] = start + len(nodes)
 
+    def select(self, rows: Sequence[int]) -> None:
+        assert list(rows) == sorted(set(rows)), "rows stay in their order"
+        self.slots = [self.slots[row] for row in rows]
+        self.lengths = [self.lengths[row] for row in rows]
+
+    def wipe(self, row: int) -> None:
+        self.slots[row] = [0] * len(self.slots[row])
+
     def cached(self, row: int = 0) -> list[int]:
         """The ids that the cache holds for a row."""
         return self.slots[row][: self.lengths[row]]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import decoder.fused as fused
+import decoder.kv_cache as kv_cache
 import decoder.target as module
 from tests.tiny import PATHS, runner, tiny_llama
 
@@ -47,7 +48,7 @@ def test_the_allocated_size_changes_nothing(path: str, monkeypatch: pytest.Monke
     ids = some_ids(70)
     results = []
     for bucket in (8, 64, 2048):
-        monkeypatch.setattr(module, "BUCKET", bucket)
+        monkeypatch.setattr(kv_cache, "BUCKET", bucket)
         monkeypatch.setattr(fused, "BUCKET", bucket)
         model = runner(path=path)
         model.reset(1)
@@ -196,3 +197,61 @@ def test_captured_states_are_those_of_a_fresh_pass(path: str, monkeypatch: pytes
     model.capture = ()
     model.forward(torch.tensor([ids[:2]]))
     assert model.captured is None
+
+
+def test_rows_that_leave_take_nothing_with_them(path: str) -> None:
+    """Rows of different length go at different times; who stays computes what a fresh pass computes."""
+    model = runner(path=path)
+    model.capture = (1,)
+    model.reset(4)
+    texts = [some_ids(n, n) for n in (5, 40, 8, 21)]
+    padded = torch.tensor([t + [7] * (40 - len(t)) for t in texts])
+    model.forward(padded, [len(t) for t in texts])
+    captured = model.captured
+    assert captured is not None
+    for stay in ([0, 2, 3], [1, 2], [0]):
+        model.select(stay)
+        captured = captured[stay]
+        assert torch.equal(model.captured, captured)
+        texts = [texts[b] for b in stay]
+        assert model.lengths == [len(t) for t in texts]
+        new = [some_ids(3, len(t)) for t in texts]
+        logits = model.forward(torch.tensor(new))
+        captured = model.captured
+        texts = [t + n for t, n in zip(texts, new, strict=True)]
+        for b, text in enumerate(texts):
+            assert torch.allclose(logits[b], fresh(text)[-3:], **CLOSE)
+
+
+def test_a_batch_of_the_size_that_was_left_over_starts_with_buffers_of_its_own(path: str) -> None:
+    model = runner(path=path)
+    model.reset(3)
+    model.forward(torch.tensor([some_ids(300, b) for b in range(3)]))
+    model.select([1])
+    model.reset(1)
+    ids = some_ids(20, 4)
+    assert torch.allclose(model.forward(torch.tensor([ids]))[0], fresh(ids), **CLOSE)
+    keys = model.kv.rows[0].keys if path == "generic" else model.buffers.keys
+    assert keys._base is None, "the rows that left are still held"
+
+
+def test_a_wiped_row_poisons_nobody(path: str) -> None:
+    """Ragged rows share a width, so slots behind a short row's text are read with weight 0: they must be numbers."""
+    model = runner(path=path)
+    model.reset(2)
+    model.forward(torch.tensor([some_ids(30), some_ids(30, 1)]))
+    with torch.inference_mode():
+        if path == "generic":
+            rows = [tensor[0] for layer in model.kv.rows for tensor in (layer.keys, layer.values)]
+        else:
+            rows = [model.buffers.keys[:, 0], model.buffers.values[:, 0]]
+        for row in rows:
+            row.fill_(float("nan"))
+    model.wipe(0)
+    model.reset(2)
+    texts = [some_ids(4, 2), some_ids(25, 3)]
+    padded = torch.tensor([t + [7] * (25 - len(t)) for t in texts])
+    model.forward(padded, [len(t) for t in texts], last=True)
+    logits = model.forward(torch.tensor([[9], [9]]))
+    for b, text in enumerate(texts):
+        assert torch.allclose(logits[b], fresh([*text, 9])[-1:], **CLOSE)
