@@ -15,6 +15,7 @@ from decoder.proposers import Proposer
 from decoder.proposers.draft_model import DraftModelProposer, EarlyExitProposer
 from decoder.proposers.ngram import NgramProposer
 from decoder.proposers.prediction import PredictionProposer
+from decoder.proposers.suffix import SuffixProposer
 from decoder.request import GenerationRequest
 from decoder.target import ModelRunner, RowRunner
 
@@ -92,6 +93,8 @@ def assemble(request: GenerationRequest, progress: Callable[[float, str], None] 
 def _proposer(request: GenerationRequest, target: Target, runner: RowRunner, layers: int) -> Proposer | None:
     if request.proposer == "ngram":
         return NgramProposer()
+    if request.proposer == "suffix":
+        return SuffixProposer()
     if request.proposer == "prediction":
         tokenizer = target.tokenizer
         return PredictionProposer(lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])

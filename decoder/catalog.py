@@ -65,6 +65,14 @@ _PROPOSERS = (
         "text that repeats: edits, code, summaries",
     ),
     ProposerEntry(
+        "suffix",
+        "Suffix decoding",
+        "text lookup",
+        "Counts what followed wherever the end of the text occurred before, and drafts the likeliest continuation, "
+        "further behind a longer match.",
+        "text that repeats: agents, edits, code; also earlier runs, where you allow it",
+    ),
+    ProposerEntry(
         "prediction",
         "Predicted output",
         "text lookup",

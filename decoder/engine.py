@@ -123,6 +123,12 @@ class SpeculativeDecoder:
             pass
         return stream.run
 
+    def remember(self, runs: Sequence[Sequence[int]]) -> None:
+        """Token ids of earlier runs, for a request with ``suffix_earlier``; what is kept of them is recorded."""
+        kept = self.proposer.remember(runs) if self.proposer is not None else ""
+        if kept:
+            self._versions["earlier_runs"] = kept
+
     def warm_up(self, request: GenerationRequest) -> None:
         """Decode a few tokens and forget them, so that no measured run pays for a first time."""
         short = request.replace(max_new_tokens=max(4, min(2 * (request.k + 1), 16)), ignore_eos=True)

@@ -20,6 +20,7 @@ PROPOSERS = (
     "none",
     "draft-model",
     "ngram",
+    "suffix",
     "prediction",
     "early-exit",
 )
@@ -96,8 +97,10 @@ class GenerationRequest:
     ``chat`` puts ``prompt`` (and ``system_prompt``: None = the template's own default, "" = an empty one) through
     the tokenizer's chat template; otherwise the prompt is raw text. ``k`` is the draft length in tokens. ``draft``
     None lets ``draft-model`` take one that is here and fits; where none does, the run says so and decodes plainly.
-    ``ngram_min``/``ngram_max`` are the sizes that prompt lookup tries, ``prediction`` the text that the caller
-    expects, ``exit_layer`` the number of target layers that early exit drafts with (0 = a quarter of them).
+    ``ngram_min``/``ngram_max`` are the sizes that prompt lookup tries. ``suffix_depth``, ``suffix_factor`` and
+    ``suffix_min_prob`` are vLLM's suffix_decoding_max_tree_depth, _max_spec_factor and _min_token_prob;
+    ``suffix_earlier`` also drafts from earlier runs that the caller hands over. ``prediction`` is the text that the
+    caller expects, ``exit_layer`` the number of target layers that early exit drafts with (0 = a quarter of them).
     ``stop`` strings end the text and are not part of it; ``stop_ids`` end it like EOS.
     """
 
@@ -115,6 +118,10 @@ class GenerationRequest:
     ignore_eos: bool = False
     ngram_min: int = 1
     ngram_max: int = 4
+    suffix_depth: int = 24
+    suffix_factor: float = 1.0
+    suffix_min_prob: float = 0.1
+    suffix_earlier: bool = False
     prediction: str | None = None
     exit_layer: int = 0
     dtype: str = "auto"
@@ -131,6 +138,9 @@ class GenerationRequest:
         _integer("max new tokens", self.max_new_tokens, 1, MAX_NEW_TOKENS)
         _integer("n-gram minimum", self.ngram_min, 1, 64)
         _integer("n-gram maximum", self.ngram_max, self.ngram_min, 64)
+        _integer("suffix depth", self.suffix_depth, 2, 256)
+        _number("suffix factor", self.suffix_factor, 0, 64, open_low=True)
+        _number("suffix least probability", self.suffix_min_prob, 0, 1)
         _integer("exit layer", self.exit_layer, 0, 10_000)
         if self.proposer == "prediction" and not (self.prediction or "").strip():
             raise RequestError("prediction needs the text that you expect the answer to contain")
@@ -147,7 +157,7 @@ class GenerationRequest:
         for name in ("system_prompt", "draft", "prediction"):
             if not isinstance(getattr(self, name), str | None):
                 raise RequestError(f"{name.replace('_', ' ')} must be text, not {getattr(self, name)!r}")
-        for name in ("chat", "ignore_eos"):
+        for name in ("chat", "ignore_eos", "suffix_earlier"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name.replace('_', ' ')} must be true or false, not {getattr(self, name)!r}")
         for token in self.stop_ids:
@@ -155,7 +165,18 @@ class GenerationRequest:
 
     def baseline(self) -> GenerationRequest:
         """The same generation with the proposer off: the only fair thing to measure a speed-up against."""
-        return self.replace(proposer="none", draft=None, prediction=None, exit_layer=0, ngram_min=1, ngram_max=4)
+        return self.replace(
+            proposer="none",
+            draft=None,
+            prediction=None,
+            exit_layer=0,
+            ngram_min=1,
+            ngram_max=4,
+            suffix_depth=24,
+            suffix_factor=1.0,
+            suffix_min_prob=0.1,
+            suffix_earlier=False,
+        )
 
     def replace(self, **changes: Any) -> GenerationRequest:
         """A copy with some fields changed."""

@@ -88,6 +88,11 @@ class Proposer(ABC):
         ``tokens`` already hold them and the target's own token. ``target.captured`` is still the verifying pass's.
         Called after every round, also one in which nothing was asked for."""
 
+    def remember(self, runs: Sequence[Sequence[int]]) -> str:
+        """Token ids of earlier runs, likeliest to be of use first, for a proposer that drafts from them. Says what it
+        kept of them, for the record of a run; "" when it has no use for them."""
+        return ""
+
     def path(self) -> str:
         """Which implementation drafts, for the record of a run; "" when there is no model in it."""
         return ""

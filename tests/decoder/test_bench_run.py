@@ -49,7 +49,7 @@ def plan(folder: Path, **changes: object) -> BenchPlan:
 def test_a_whole_bench(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     messages: list[str] = []
     found = run_bench(plan(folder), lambda fraction, message: messages.append(message))
-    ours = [f"redline/{p}/2" for p in ("draft-model", "ngram", "prediction", "early-exit")]
+    ours = [f"redline/{p}/2" for p in ("draft-model", "ngram", "suffix", "prediction", "early-exit")]
     theirs = ["transformers/generate", *(f"transformers/{kind}/2" for kind in (ASSISTED, LOOKUP, EXIT))]
     assert list(found.variants) == [*theirs, "redline/none", *ours]
     assert found.errors == {}

@@ -108,5 +108,6 @@ def test_audit_of_a_tiny_model(folder: Path) -> None:
     result = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr
     assert result["passed"]
-    assert {g["proposer"] for g in result["greedy"]} == {"none", "draft-model", "ngram", "prediction", "early-exit"}
+    names = {"none", "draft-model", "ngram", "suffix", "prediction", "early-exit"}
+    assert {g["proposer"] for g in result["greedy"]} == names
     assert all(g["verdict"] == "equal" for g in result["greedy"])

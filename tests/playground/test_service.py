@@ -70,6 +70,8 @@ def test_the_baseline_differs_in_nothing_but_the_proposer() -> None:
     raw, plain = request.to_json(), request.baseline().to_json()
     differing = {name for name in raw if raw[name] != plain[name]}
     assert differing <= {"proposer", "draft", "prediction", "exit_layer", "ngram_min", "ngram_max"}
+    suffix = GenerationRequest(prompt="x", proposer="suffix", suffix_depth=9, suffix_factor=2.0, suffix_earlier=True)
+    assert suffix.baseline() == GenerationRequest(prompt="x")
 
 
 def test_all_model_work_happens_on_one_thread(service: ModelService, engine: FakeEngine) -> None:

@@ -1,0 +1,91 @@
+"""Suffix decoding (Oliaro et al., arXiv 2411.04975; vLLM's method ``suffix``): what followed most often decides.
+
+Unlike prompt lookup, which copies what followed the latest occurrence, it counts: of all occurrences of the text's end,
+how many went on with which token. Short matches draft little, long ones much, and a continuation is followed only while
+it is likely enough. Optionally the outputs of earlier runs are counted too, in an automaton of their own; a prompt that
+was asked before then looks magically fast, so a run records it. The drafts are one-hot: verification stays lossless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from decoder.proposers.base import Context, Proposal, Proposer, Row
+from decoder.proposers.suffix_automaton import Place, SuffixAutomaton
+
+MAX_EARLIER_TOKENS = 32_768
+"""Most tokens of earlier runs that are kept, the first lists first: a few tens of MB."""
+
+
+class _RowIndex:
+    """One row's own text, and its place in the texts of earlier runs."""
+
+    def __init__(self, row: Row, earlier: SuffixAutomaton | None) -> None:
+        self.row = row
+        self.own = SuffixAutomaton(row.request.suffix_depth)
+        self.earlier = earlier
+        self.place = Place()
+
+    def draft(self, k: int) -> list[int]:
+        """Up to ``k`` tokens from whichever text promises more of them; the row's own where they promise the same."""
+        fresh = self.row.tokens[self.own.size :]
+        self.own.extend(fresh)
+        request = self.row.request
+        tokens, score = self.own.draft(self.own.end, k, request.suffix_factor, request.suffix_min_prob)
+        if self.earlier is not None:
+            for token in fresh:
+                self.earlier.advance(self.place, token)
+            found, promised = self.earlier.draft(self.place, k, request.suffix_factor, request.suffix_min_prob)
+            if promised > score:
+                return found
+        return tokens
+
+
+class SuffixProposer(Proposer):
+    """Drafts from counts; depth, factor and least probability come from each row's request."""
+
+    name = "suffix"
+
+    def __init__(self) -> None:
+        self._earlier: list[list[int]] = []
+        self._indexes: dict[int, SuffixAutomaton] = {}
+
+    def remember(self, runs: Sequence[Sequence[int]]) -> str:
+        """Also count these token lists, likeliest to be of use first; says what was kept of them."""
+        self._earlier = []
+        self._indexes = {}
+        room = MAX_EARLIER_TOKENS
+        for ids in runs:
+            kept = list(ids[:room])
+            if kept:
+                self._earlier.append(kept)
+                room -= len(kept)
+        return f"{len(self._earlier):,} runs, {MAX_EARLIER_TOKENS - room:,} tokens"
+
+    def begin(self, context: Context) -> None:
+        self._context = context
+        self._rows = [_RowIndex(row, self._index(row, context.vocab_size)) for row in context.rows]
+
+    def _index(self, row: Row, vocab_size: int) -> SuffixAutomaton | None:
+        """The automaton of the earlier runs at the row's depth, where the row asks for them."""
+        if not row.request.suffix_earlier or not self._earlier:
+            return None
+        depth = row.request.suffix_depth
+        if depth not in self._indexes:
+            index = self._indexes[depth] = SuffixAutomaton(depth)
+            for ids in self._earlier:
+                # An id that the target does not have cannot be verified: it ends the piece, as the end of a run does.
+                for token in ids:
+                    if 0 <= token < vocab_size:
+                        index.extend((token,))
+                    else:
+                        index.separate()
+                index.separate()
+        return self._indexes[depth]
+
+    def propose(self, ks: Sequence[int], u: Tensor) -> Proposal:
+        drafts = [index.draft(k) if k else [] for index, k in zip(self._rows, ks, strict=True)]
+        reason = "the end of the text never occurred before at any step, or was never followed by anything likely"
+        return Proposal.of_lists(drafts, self._context.device, [None if d else reason for d in drafts])
