@@ -12,8 +12,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from decoder.engine import SpeculativeDecoder, Target
 from decoder.fused import FusedRunner, Weights
+from decoder.graphs import GraphRunner, Recordings
 from decoder.proposers.base import Proposer
 from decoder.target import ModelRunner, RowRunner
+from tests.tape import TapeCapture
 
 CONTEXT = 3072
 TEXT = (
@@ -66,16 +68,19 @@ def tiny_llama(seed: int = 0, layers: int = 3, vocab_size: int = 384) -> Any:
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
-PATHS = ("generic", "fused")
+PATHS = ("generic", "fused", "graphs")
 
 
 def runner(
     seed: int = 0, layers: int = 3, vocab_size: int = 384, context: int = CONTEXT, path: str = "fused"
 ) -> RowRunner:
-    """A fresh runner around a tiny Llama, on either path."""
+    """A fresh runner around a tiny Llama, on any path; "graphs" replays a tape where a GPU would replay a graph."""
     if path == "generic":
         return ModelRunner(tiny_llama(seed, layers, vocab_size), context=context, device="cpu")
-    return FusedRunner(fused_weights(seed, layers, vocab_size), context=context, device="cpu")
+    weights = fused_weights(seed, layers, vocab_size)
+    if path == "graphs":
+        return GraphRunner(weights, Recordings(TapeCapture(), "cpu"), context=context, device="cpu")
+    return FusedRunner(weights, context=context, device="cpu")
 
 
 @lru_cache
