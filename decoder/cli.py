@@ -46,6 +46,23 @@ def read_prompt(text: str) -> str:
         raise RequestError(f"cannot read the prompt file {path}: {error.strerror or error}") from None
 
 
+def read_output(path: Path, request: GenerationRequest) -> list[int]:
+    """The output ids of a run of the same target that ``--json`` wrote."""
+    from decoder.trace import Run
+
+    if request.proposer != "suffix":
+        raise RequestError("--earlier-run is only for --proposer suffix")
+    try:
+        run = Run.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise RequestError(f"cannot read the earlier run {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise RequestError(f"{path} is not a run that --json wrote: {error}") from None
+    if run.target != request.target:
+        raise RequestError(f"{path} is a run of {run.target}, whose token ids may mean other words here")
+    return list(run.output_ids)
+
+
 def parse_bias(pairs: list[str]) -> tuple[tuple[int, float], ...]:
     """``ID:BIAS`` pairs."""
     found = []
@@ -88,6 +105,12 @@ def run(
     system: Annotated[str | None, typer.Option(help='System prompt ("" for an empty one).')] = None,
     ngram_min: Annotated[int, typer.Option(help="Shortest n-gram to look up.")] = 1,
     ngram_max: Annotated[int, typer.Option(help="Longest n-gram to look up.")] = 4,
+    suffix_depth: Annotated[int, typer.Option(help="suffix: match and draft together, at most.")] = 24,
+    suffix_factor: Annotated[float, typer.Option(help="suffix: draft tokens per matched token, at most.")] = 1.0,
+    suffix_min_prob: Annotated[float, typer.Option(help="suffix: least probability of a drafted token.")] = 0.1,
+    earlier_run: Annotated[
+        list[Path] | None, typer.Option(help="suffix: also draft from this run (a file that --json wrote); repeat.")
+    ] = None,
     prediction: Annotated[str | None, typer.Option(help="Expected text (or @FILE) for prediction.")] = None,
     exit_layer: Annotated[int, typer.Option(help="Layers to draft with in early-exit (0: a quarter).")] = 0,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
@@ -122,6 +145,10 @@ def run(
         ignore_eos=ignore_eos,
         ngram_min=ngram_min,
         ngram_max=ngram_max,
+        suffix_depth=suffix_depth,
+        suffix_factor=suffix_factor,
+        suffix_min_prob=suffix_min_prob,
+        suffix_earlier=bool(earlier_run),
         prediction=None if prediction is None else read_prompt(prediction),
         exit_layer=exit_layer,
         dtype=dtype,
@@ -130,7 +157,7 @@ def run(
     request.validate()
     from decoder.report import print_run
 
-    result, base = _decode(request, baseline)
+    result, base = _decode(request, baseline, [read_output(path, request) for path in earlier_run or ()])
     if as_json:
         print(json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False))
     else:
@@ -141,12 +168,13 @@ def run(
         raise typer.Exit(130)
 
 
-def _decode(request: GenerationRequest, baseline: bool) -> tuple[Any, Any]:
+def _decode(request: GenerationRequest, baseline: bool, earlier: list[list[int]]) -> tuple[Any, Any]:
     from decoder.engine import SpeculativeDecoder
 
     bar, report = progress_bar()
     with bar:
         decoder = SpeculativeDecoder.load(request, report)
+        decoder.remember(earlier)
         base = None
         if baseline:
             report(0.0, "decoding the baseline")

@@ -24,6 +24,10 @@ CONTROLS: tuple[str, ...] = (
     "k",
     "ngram_min",
     "ngram_max",
+    "suffix_depth",
+    "suffix_factor",
+    "suffix_min_prob",
+    "suffix_earlier",
     "prediction",
     "exit_layer",
     "temperature",
@@ -46,6 +50,7 @@ CONTROLS: tuple[str, ...] = (
 """Names of the controls, in the order in which the page hands them over."""
 
 _FILTERS = ("top_k", "top_p", "min_p")
+_SUFFIX = ("suffix_depth", "suffix_factor", "suffix_min_prob", "suffix_earlier")
 
 
 def to_request(values: Mapping[str, Any]) -> GenerationRequest:
@@ -83,6 +88,7 @@ def to_request(values: Mapping[str, Any]) -> GenerationRequest:
         ignore_eos=bool(values.get("ignore_eos")),
         ngram_min=_whole(values, "ngram_min", "n-gram minimum") if proposer == "ngram" else 1,
         ngram_max=_whole(values, "ngram_max", "n-gram maximum") if proposer == "ngram" else 4,
+        **(_suffix(values) if proposer == "suffix" else {}),
         prediction=_text(values, "prediction") if proposer == "prediction" else None,
         exit_layer=_whole(values, "exit_layer", "exit layer") if proposer == "early-exit" else 0,
         dtype=_text(values, "dtype") or "auto",
@@ -92,6 +98,15 @@ def to_request(values: Mapping[str, Any]) -> GenerationRequest:
         raise RequestError("no target is chosen: pick one, or type a Hugging Face id, a folder or a .gguf file")
     request.validate()
     return request
+
+
+def _suffix(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "suffix_depth": _whole(values, "suffix_depth", "suffix depth"),
+        "suffix_factor": _number(values, "suffix_factor", "suffix factor"),
+        "suffix_min_prob": _number(values, "suffix_min_prob", "suffix least probability"),
+        "suffix_earlier": bool(values.get("suffix_earlier")),
+    }
 
 
 def from_request(request: GenerationRequest, *, baseline: bool = True) -> dict[str, Any]:
@@ -109,6 +124,10 @@ def from_request(request: GenerationRequest, *, baseline: bool = True) -> dict[s
         "k": request.k,
         "ngram_min": request.ngram_min,
         "ngram_max": request.ngram_max,
+        "suffix_depth": request.suffix_depth,
+        "suffix_factor": request.suffix_factor,
+        "suffix_min_prob": request.suffix_min_prob,
+        "suffix_earlier": request.suffix_earlier,
         "prediction": request.prediction or "",
         "exit_layer": request.exit_layer,
         "temperature": s.temperature,
@@ -147,6 +166,7 @@ def excluded(values: Mapping[str, Any], *, has_drafts: bool = True) -> dict[str,
         "k": "nothing is drafted without a proposer" if proposer == "none" else None,
         "ngram_min": only("ngram", "n-gram"),
         "ngram_max": only("ngram", "n-gram"),
+        **{name: only("suffix", "suffix decoding") for name in _SUFFIX},
         "prediction": only("prediction", "predicted output"),
         "exit_layer": only("early-exit", "early exit"),
         "baseline": "this run is the baseline: nothing is drafted" if proposer == "none" else None,

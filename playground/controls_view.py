@@ -29,6 +29,10 @@ _GATED = (
     "k",
     "ngram_min",
     "ngram_max",
+    "suffix_depth",
+    "suffix_factor",
+    "suffix_min_prob",
+    "suffix_earlier",
     "prediction",
     "exit_layer",
     "top_k",
@@ -44,6 +48,10 @@ _LABELS = {
     "k": "Draft length k",
     "ngram_min": "Shortest n-gram",
     "ngram_max": "Longest n-gram",
+    "suffix_depth": "Match and draft, at most",
+    "suffix_factor": "Draft per matched token",
+    "suffix_min_prob": "Least probability",
+    "suffix_earlier": "Also draft from earlier runs",
     "prediction": "Expected text",
     "exit_layer": "Exit layer (0: a quarter of the layers)",
     "top_k": "Top-k (0: off)",
@@ -51,7 +59,17 @@ _LABELS = {
     "min_p": "Min-p (0: off)",
     "baseline": "Also run the baseline",
 }
-_HIDDEN_UNLESS_USED = {"draft", "ngram_min", "ngram_max", "prediction", "exit_layer"}
+_HIDDEN_UNLESS_USED = {
+    "draft",
+    "ngram_min",
+    "ngram_max",
+    "suffix_depth",
+    "suffix_factor",
+    "suffix_min_prob",
+    "suffix_earlier",
+    "prediction",
+    "exit_layer",
+}
 """Only one proposer uses these: they are shown with it and nowhere else."""
 
 
@@ -137,6 +155,13 @@ class ControlsView:
         with gr.Row():
             put["ngram_min"] = gr.Number(values["ngram_min"], precision=0, **gate("ngram_min"))
             put["ngram_max"] = gr.Number(values["ngram_max"], precision=0, **gate("ngram_max"))
+        with gr.Row():
+            put["suffix_depth"] = gr.Number(values["suffix_depth"], precision=0, **gate("suffix_depth"))
+            put["suffix_factor"] = gr.Number(values["suffix_factor"], step=0.5, **gate("suffix_factor"))
+            put["suffix_min_prob"] = gr.Number(values["suffix_min_prob"], step=0.05, **gate("suffix_min_prob"))
+        put["suffix_earlier"] = gr.Checkbox(
+            values["suffix_earlier"], elem_id="rl-suffix-earlier", **gate("suffix_earlier")
+        )
         put["prediction"] = gr.Textbox(
             values["prediction"], lines=4, max_lines=12, elem_id="rl-prediction", **gate("prediction")
         )
@@ -216,6 +241,8 @@ _INFO = {
     "k": "Tokens written ahead in each step.",
     "prediction": "The text that you expect the answer to contain.",
     "draft": "A smaller model with the target's vocabulary.",
+    "suffix_earlier": "The outputs of stored runs of this target are counted too. A prompt that was asked before then "
+    "looks magically fast; the run says so.",
 }
 
 

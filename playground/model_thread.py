@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
@@ -38,6 +38,8 @@ class Engine(Protocol):
     """A loaded target with its proposer (decoder.engine.SpeculativeDecoder)."""
 
     def stream(self, request: GenerationRequest) -> Stream: ...
+
+    def remember(self, runs: Sequence[Sequence[int]]) -> None: ...
 
 
 Load = Callable[[GenerationRequest, Report], Engine]

@@ -217,6 +217,8 @@ class ModelService:
         engine = yield from self._wait(self.models.submit(self.models.prepare, planned.request), stop)
         if engine is None:
             return None
+        if planned.request.suffix_earlier:
+            self.models.call(engine.remember, self._earlier(planned.request, ids))
         stream = self.models.call(engine.stream, planned.request)
         filed = Label(label.author, label.name, (*label.tags, *planned.tags), label.note)
         ids.append(stream.run.id)
@@ -253,6 +255,15 @@ class ModelService:
         self._active = None
         yield Ended(index, run, self._problem(active.saver))
         return run
+
+    def _earlier(self, request: GenerationRequest, plan: Sequence[str]) -> list[list[int]]:
+        """Outputs of stored runs to draft from. Those of the same plan are not earlier runs: its own baseline has just
+        written the very text that is to be drafted."""
+        try:
+            return self.store.recent_outputs(request.target, leave_out=plan)
+        except RedlineError as error:
+            log.warning("earlier runs cannot be read: %s", error)
+            return []
 
     def _wait(self, future: Future[T], stop: threading.Event) -> Generator[ModelEvent, None, T | None]:
         while not future.done():

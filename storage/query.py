@@ -6,6 +6,7 @@ How many statements a page takes does not depend on how many runs there are.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
@@ -89,6 +90,32 @@ def facets(session: Session) -> Facets:
         tags=values(TagRow.tag),
         authors=values(RunRow.author),
     )
+
+
+def recent_outputs(
+    session: Session, target: str, leave_out: Collection[str], runs: int, tokens: int
+) -> list[list[int]]:
+    """Output ids of the newest ended runs of ``target``, newest first, until ``runs`` or ``tokens`` are reached."""
+    found: list[list[int]] = []
+    room = tokens
+    rows = session.execute(
+        sa.select(RunRow.id, TraceRow.body)
+        .join(TraceRow, TraceRow.run_id == RunRow.id)
+        .where(RunRow.target == target, RunRow.archived.is_(False), TraceRow.final.is_(True))
+        .order_by(RunRow.created_at.desc(), RunRow.id.desc())
+        .limit(runs + len(leave_out))
+        .execution_options(yield_per=20)
+    )
+    for run_id, body in rows:
+        if run_id in leave_out:
+            continue
+        ids = [i for i in json.loads(body).get("output_ids", ()) if isinstance(i, int)][:room]
+        if ids:
+            found.append(ids)
+            room -= len(ids)
+        if room <= 0 or len(found) == runs:
+            break
+    return found
 
 
 def _state(dead: Collection[str]) -> sa.ColumnElement[str]:

@@ -127,6 +127,14 @@ class Store:
         with self.database.read() as session:
             return query.facets(session)
 
+    def recent_outputs(
+        self, target: str, *, leave_out: Iterable[str] = (), runs: int = 200, tokens: int = 32_768
+    ) -> list[list[int]]:
+        """Output token ids of the newest ended runs of ``target``, newest first, without archived ones and
+        ``leave_out``: what suffix decoding may draft from. At most ``runs`` lists and ``tokens`` ids."""
+        with self.database.read() as session:
+            return query.recent_outputs(session, target, set(leave_out), runs, tokens)
+
     # --- what people say about runs ---------------------------------------------------------------------------
 
     def rename(self, run_id: str, name: str) -> None:

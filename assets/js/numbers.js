@@ -91,7 +91,18 @@
       ["Tokens", fmt.int(store.totals.tokens), "Tokens in the answer, the first one included."],
       ["Tokens per step", fmt.known(m.tokens_per_step) ? fmt.fixed(m.tokens_per_step, 2) : rows.length ? "no step yet" : WAIT, "Of all steps, drafting or not, corrections and bonus tokens included."],
       ["Ended by", ended, "Why the run stopped."],
+      ...special(run),
     ];
+  };
+
+  /** What a reader must know before comparing this run with others. */
+  const special = (run) => {
+    const versions = run.versions || {};
+    const found = [];
+    if (versions.earlier_runs) {
+      found.push(["Earlier runs", versions.earlier_runs, "Their outputs were drafted from, too: a prompt that was asked before looks magically fast."]);
+    }
+    return found;
   };
 
   /** Which term is to blame, in words: the sentence's own numbers come from the verdict's fields. */

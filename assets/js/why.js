@@ -22,7 +22,7 @@
   const proposer = () => {
     const run = store.state.run || {};
     const who = {
-      "draft-model": ["The draft", true], ngram: ["Prompt lookup", false], prediction: ["The prediction", false],
+      "draft-model": ["The draft", true], ngram: ["Prompt lookup", false], suffix: ["Suffix decoding", false], prediction: ["The prediction", false],
       "early-exit": ["The early exit", true],
     }[run.proposer];
     return who || ["The draft", true];
@@ -143,7 +143,7 @@
     if (row.index === 0) return ["The first token. Reading the prompt gives it, before anything can be drafted: ", name(token.label, token.id), `, ${own}.`];
     const run = store.state.run || {};
     const reasons = {
-      none: "This run has no proposer", ngram: "Prompt lookup found nothing to copy", prediction: "The prediction had nothing to offer here",
+      none: "This run has no proposer", ngram: "Prompt lookup found nothing to copy", suffix: "Nothing likely had followed the end of the text before", prediction: "The prediction had nothing to offer here",
     };
     const reason = reasons[run.proposer] || "Nothing was drafted in this step";
     return [`${reason}, so the target wrote `, name(token.label, token.id), ` itself: ${own}.`];

@@ -62,7 +62,8 @@ class SuffixProposer(Proposer):
             if kept:
                 self._earlier.append(kept)
                 room -= len(kept)
-        return f"{len(self._earlier):,} runs, {MAX_EARLIER_TOKENS - room:,} tokens"
+        count = len(self._earlier)
+        return f"{count:,} run{'' if count == 1 else 's'}, {MAX_EARLIER_TOKENS - room:,} tokens"
 
     def begin(self, context: Context) -> None:
         self._context = context

@@ -100,6 +100,25 @@ def test_models_lists_name_kind_licence_and_presence() -> None:
     assert {"name", "kind", "licence", "present", "how_to_get"} <= rows[0].keys()
 
 
+def test_suffix_decoding_from_an_earlier_run(folder: Path, tmp_path: Path) -> None:
+    asked = ["run", "--target", str(folder), "--prompt", "The quick brown", "--raw", "--ignore-eos", "--json"]
+    first = decoder(*asked, "--max-new-tokens", "24")
+    file = tmp_path / "run.json"
+    file.write_text(first.stdout)
+    again = Run.from_json(json.loads(decoder(*asked, "--max-new-tokens", "24", "--proposer", "suffix", "--earlier-run",
+                                             str(file)).stdout))  # fmt: skip
+    assert again.output_ids == Run.from_json(json.loads(first.stdout)).output_ids
+    assert again.versions["earlier_runs"] == "1 run, 24 tokens"
+    assert again.metrics["num_accepted_draft_tokens"] > 10
+    wrong = decoder(*asked, "--earlier-run", str(file))
+    assert wrong.returncode == 2
+    assert "only for --proposer suffix" in wrong.stderr
+    file.write_text("{}")
+    wrong = decoder(*asked, "--proposer", "suffix", "--earlier-run", str(file))
+    assert wrong.returncode == 2
+    assert "is not a run that --json wrote" in wrong.stderr
+
+
 def test_audit_of_a_tiny_model(folder: Path) -> None:
     done = decoder(
         "audit", "--target", str(folder), "--draft", str(folder), "--tokens", "40", "--prompts", "2", "--samples",

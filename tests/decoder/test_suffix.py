@@ -225,7 +225,7 @@ def test_earlier_runs_are_used_only_where_the_request_allows_it_and_the_run_says
     assert fast.output_ids == plain.output_ids == tuple(SCRIPT)
     assert fast.metrics["num_accepted_draft_tokens"] >= 8
     assert fast.request["suffix_earlier"] is True
-    assert fast.versions["earlier_runs"] == "1 runs, 14 tokens"
+    assert fast.versions["earlier_runs"] == "1 run, 14 tokens"
 
 
 def test_a_run_of_other_text_and_ids_that_do_not_exist_only_cost_time() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from decoder import metrics
@@ -71,6 +71,10 @@ class FakeEngine:
     crash_at: int | None = None
     error_at_end: str | None = None
     streams: list[FakeStream] = field(default_factory=list)
+    remembered: list[list[list[int]]] = field(default_factory=list)
+
+    def remember(self, runs: Sequence[Sequence[int]]) -> None:
+        self.remembered.append([list(ids) for ids in runs])
 
     def stream(self, request: GenerationRequest) -> FakeStream:
         request.validate()

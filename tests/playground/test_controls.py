@@ -38,6 +38,14 @@ def test_the_start_values_name_every_control() -> None:
         GenerationRequest(prompt="a", system_prompt="be brief", proposer="prediction", prediction="b\n\tc"),
         GenerationRequest(
             prompt="a",
+            proposer="suffix",
+            suffix_depth=12,
+            suffix_factor=2.5,
+            suffix_min_prob=0.2,
+            suffix_earlier=True,
+        ),
+        GenerationRequest(
+            prompt="a",
             proposer="early-exit",
             exit_layer=5,
             stop=("\n\n", "a\\n", "\t"),
@@ -79,6 +87,8 @@ def test_a_request_survives_the_controls(request_: GenerationRequest) -> None:
         ({"logit_bias": "12 = 3"}, "token id: bias"),
         ({"stop_ids": "1, x"}, "'x' is not a token id"),
         ({"prompt": 7}, "must be text"),
+        ({"proposer": "suffix", "suffix_depth": 0}, "suffix depth must be between"),
+        ({"proposer": "suffix", "suffix_factor": None}, "suffix factor is empty"),
     ],
 )
 def test_bad_values_get_a_sentence(change: dict[str, Any], sentence: str) -> None:

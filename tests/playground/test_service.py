@@ -74,6 +74,20 @@ def test_the_baseline_differs_in_nothing_but_the_proposer() -> None:
     assert suffix.baseline() == GenerationRequest(prompt="x")
 
 
+def test_earlier_runs_are_handed_over_only_where_they_are_asked_for(
+    service: ModelService, store: Store, engine: FakeEngine
+) -> None:
+    suffix = REQUEST.replace(proposer="suffix")
+    first = everything(service, plan_run(suffix, baseline=True))[-1].runs[0]
+    assert engine.remembered == []
+    plan = plan_comparison([("suffix", suffix.replace(suffix_earlier=True))])
+    everything(service, plan)
+    # The baseline of the same comparison has just written the same text: it is not an earlier run.
+    assert engine.remembered == [[list(first.output_ids)] * 2]
+    everything(service, plan_run(suffix.replace(suffix_earlier=True, target="another"), baseline=False))
+    assert engine.remembered[-1] == []
+
+
 def test_all_model_work_happens_on_one_thread(service: ModelService, engine: FakeEngine) -> None:
     everything(service, plan_run(REQUEST, baseline=True))
     names = {name for stream in engine.streams for name in stream.threads}

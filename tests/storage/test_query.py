@@ -304,3 +304,19 @@ def test_every_column_of_a_summary_is_a_column_of_the_table() -> None:
 
     names = {f.name for f in dataclasses.fields(RunSummary)} - {"tags"}
     assert names <= set(RunRow.__table__.columns.keys())
+
+
+def test_recent_outputs_are_the_newest_ended_runs_of_one_target(store: Store) -> None:
+    a, b, c, other = (keep(store, make_run(3, target=t)) for t in ("x", "x", "x", "y"))
+    store.start_run(make_start(target="x"))  # still going on
+    archived = keep(store, make_run(3, target="x"))
+    store.archive([archived.id])
+    assert store.recent_outputs("x") == [list(run.output_ids) for run in (c, b, a)]
+    assert store.recent_outputs("x", leave_out=[c.id], runs=1) == [list(b.output_ids)]
+    assert store.recent_outputs("y") == [list(other.output_ids)]
+    assert store.recent_outputs("nobody") == []
+    cut = store.recent_outputs("x", tokens=len(c.output_ids) + 1)
+    assert [len(ids) for ids in cut] == [len(c.output_ids), 1]
+    with statements(store) as seen:
+        store.recent_outputs("x")
+    assert not any("steps" in statement for statement in seen)
