@@ -1,4 +1,4 @@
-"""``python -m decoder``: run, models, audit, bench. Bad input ends with code 2 and one line on stderr."""
+"""``python -m decoder``: run, models, audit, bench, train. Bad input ends with code 2 and one line on stderr."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from decoder.training.evaluate import Acceptance, evaluate
 from decoder.training.labels import LabelCache, make_labels
 from decoder.training.loss import Vocabulary, distillation_loss
 from decoder.training.rows import Rows, load_rows
+from decoder.training.schedule import batch_rows, learning_rate
 from decoder.training.warm_start import draft_config, warm_start
 
 LOSS_CHUNK = 512
@@ -61,12 +62,6 @@ class Plan:
     seed: int = 0
 
 
-def learning_rate(plan: Plan, step: int) -> float:
-    """Factor on the learning rates: a linear warm-up, a plateau, a linear fall to zero."""
-    fall = plan.steps * plan.decay
-    return min(1.0, (step + 1) / plan.warmup, (plan.steps - step) / max(fall, 1))
-
-
 def make_optimizers(model: torch.nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
     """One optimizer for the matrices of the layers, one for embeddings and norms; ``base_lr`` is kept in each group."""
     embeddings = {id(model.get_input_embeddings().weight)}  # type: ignore[operator]
@@ -90,14 +85,6 @@ def make_optimizers(model: torch.nn.Module, plan: Plan) -> list[torch.optim.Opti
         for group in optimizer.param_groups:
             group["base_lr"] = group["lr"]
     return [first, second]
-
-
-def batch_rows(plan: Plan, step: int, train: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Row indices of ``step``: every epoch is a new permutation, a function of seed and step alone."""
-    slots = np.arange(step * plan.batch, (step + 1) * plan.batch)
-    epochs = slots // len(train)
-    orders = {epoch: np.random.default_rng((plan.seed, epoch)).permutation(train) for epoch in set(epochs.tolist())}
-    return np.array([orders[int(e)][s] for e, s in zip(epochs, slots % len(train), strict=True)])
 
 
 def batch_labels(

@@ -1,0 +1,90 @@
+"""Rows that a target writes with itself: turns by the template, the same rows after a stop, no leak between parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decoder.errors import ModelError
+from decoder.training.data import DataPlan, extend, find_turns, generate
+from decoder.training.rows import load_rows
+from tests.tiny import runner, tiny_tokenizer
+
+
+class Talker:
+    """The tiny tokenizer with a template whose turns are closed by the end token."""
+
+    def __init__(self, template: str | None) -> None:
+        self.inner = tiny_tokenizer()
+        self.chat_template = template
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        ids: list[int] = self.inner.encode(text, add_special_tokens=add_special_tokens)
+        return ids
+
+    def apply_chat_template(self, messages: list[dict[str, str]], tokenize: bool) -> str:
+        return "hi " + "".join(f"{m['role']}: {m['content']}<|end|>\n" for m in messages)
+
+
+def test_the_template_is_cut_at_its_turns() -> None:
+    talker = Talker("x")
+    turns = find_turns(talker)
+    assert list(turns.prefix) == talker.encode("hi user: ")
+    assert list(turns.to_answer) == talker.encode("<|end|>\nassistant: ")
+    assert list(turns.to_user) == talker.encode("<|end|>\nuser: ")
+    with pytest.raises(ModelError, match="no chat template"):
+        find_turns(Talker(None))
+
+
+def plan(**changes: Any) -> DataPlan:
+    return DataPlan(**({"rows": 12, "length": 60, "batch": 4, "seed": 3} | changes))
+
+
+def test_rows_are_whole_conversations_and_survive_a_stop(tmp_path: Path) -> None:
+    talker = Talker("x")
+    made = generate(runner(), talker, plan(), tmp_path / "a.npz", target="tiny")
+    assert made == 12
+    first = generate(runner(), talker, plan(), tmp_path / "b.npz", target="tiny", stop_after=1)
+    assert first == 4
+    generate(runner(), talker, plan(), tmp_path / "b.npz", target="tiny")
+    a, b = np.load(tmp_path / "a.npz"), np.load(tmp_path / "b.npz")
+    assert np.array_equal(a["rows"], b["rows"])
+    turns, prefix = find_turns(talker), len(find_turns(talker).prefix)
+    assert (a["rows"][:, :prefix] == turns.prefix).all()
+    closed = 0
+    for row in a["rows"].tolist():
+        expected = [turns.to_answer, turns.to_user]
+        at = prefix
+        while at < len(row):
+            if row[at] == 0:  # the end token: the template's own ids follow
+                wanted = expected[0][: len(row) - at]
+                assert tuple(row[at : at + len(wanted)]) == wanted
+                expected.reverse()
+                closed += 1
+                at += len(wanted)
+            else:
+                at += 1
+    assert closed > 0
+    assert load_rows(tmp_path / "a.npz", prefix).length == 60
+
+
+def test_openings_begin_the_first_message(tmp_path: Path) -> None:
+    talker = Talker("x")
+    generate(runner(), talker, plan(openings=("def f",), rows=4), tmp_path / "a.npz", target="tiny")
+    begin, opening = len(find_turns(talker).prefix), talker.encode("def f")
+    rows = np.load(tmp_path / "a.npz")["rows"]
+    assert (rows[:, begin : begin + len(opening)] == opening).all()
+
+
+def test_another_plan_is_not_mixed_in_and_files_are_joined(tmp_path: Path) -> None:
+    talker = Talker("x")
+    generate(runner(), talker, plan(), tmp_path / "a.npz", target="tiny")
+    with pytest.raises(ModelError, match="another plan"):
+        generate(runner(), talker, plan(seed=4), tmp_path / "a.npz", target="tiny")
+    generate(runner(), talker, plan(seed=4), tmp_path / "c.npz", target="tiny")
+    assert extend(tmp_path / "all.npz", [tmp_path / "a.npz", tmp_path / "c.npz"], 4) == 24
+    joined, old = np.load(tmp_path / "all.npz"), np.load(tmp_path / "a.npz")
+    assert np.array_equal(joined["split"][:12], old["split"])
