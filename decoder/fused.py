@@ -8,7 +8,7 @@ become views into the fused tensors, so that nothing is held twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -133,7 +133,15 @@ def _join(parts: Sequence[nn.Parameter]) -> nn.Parameter:
     return _fixed(joined)
 
 
-def mix(w: Weights, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+class HeadCounts(Protocol):
+    """How the projections of a layer are split into attention heads."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def mix(w: HeadCounts, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """Attention of q [B, T, heads, d] over keys and values [B, kv_heads, S, d] -> [B, T, heads * d].
 
     The query heads of a group become further queries of their key-value head, so that nothing is copied; ``mask``

@@ -147,7 +147,7 @@ def load_config(name: str, role: str = "target") -> Any:
     from transformers import AutoConfig
 
     place = locate(name, role=role)
-    return _guarded(name, role, lambda: AutoConfig.from_pretrained(place.where, trust_remote_code=False))
+    return guarded(name, role, lambda: AutoConfig.from_pretrained(place.where, trust_remote_code=False))
 
 
 def locate(name: str, progress: Progress = silent, *, role: str = "target") -> _Place:
@@ -203,7 +203,7 @@ def _converted(gguf: Path, progress: Progress, role: str) -> _Place:
         progress(0.02, f"converting {gguf.name} to safetensors, once")
         with _lock:
             if not (folder / "config.json").is_file():
-                _guarded(gguf.name, role, lambda: _convert(gguf, folder, progress))
+                guarded(gguf.name, role, lambda: _convert(gguf, folder, progress))
     return _Place(str(folder), folder, f"gguf:{key}")
 
 
@@ -270,7 +270,7 @@ class _gguf_progress:
 def _tokenizer(name: str, place: _Place, role: str) -> Any:
     from transformers import AutoTokenizer
 
-    return _guarded(name, role, lambda: AutoTokenizer.from_pretrained(place.where, trust_remote_code=False))
+    return guarded(name, role, lambda: AutoTokenizer.from_pretrained(place.where, trust_remote_code=False))
 
 
 def _load(name: str, dtype: str, device: str, progress: Progress, role: str) -> LoadedModel:
@@ -292,7 +292,7 @@ def _load(name: str, dtype: str, device: str, progress: Progress, role: str) -> 
         torch.nn.Module.to(model, device)
         return model.eval().requires_grad_(False)
 
-    model = _guarded(name, role, build)
+    model = guarded(name, role, build)
     reason = _unsupported(model.config)
     if reason:
         raise ModelError(f"the {role} {name} cannot be decoded speculatively: {reason}")
@@ -363,7 +363,7 @@ def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(found)
 
 
-def _guarded(name: str, role: str, work: Callable[[], Any]) -> Any:
+def guarded(name: str, role: str, work: Callable[[], Any]) -> Any:
     """Run ``work``; whatever the libraries raise becomes one sentence."""
     try:
         return work()

@@ -1,0 +1,115 @@
+"""One Llama-shaped layer of a head, its rotary tables, and attention over a cache: the lean forward of ``fused``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from decoder.fused import mix, rms_norm, rotate
+from decoder.heads.sizes import Sizes
+from decoder.kv_cache import KVCache
+
+
+def frozen(tensor: Tensor) -> nn.Parameter:
+    """A weight that is never trained here."""
+    return nn.Parameter(tensor, requires_grad=False)
+
+
+class HeadLayer(nn.Module):
+    """``tensors`` by the layer's canonical names (``self_attn.q_proj.weight``, ...), on their device, in their dtype.
+
+    The attention reads ``inputs`` values per token: the hidden size, or twice that in EAGLE-3.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], sizes: Sizes, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.heads, self.kv_heads, self.head_dim, self.eps = sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.eps
+        self.splits = tuple(n * sizes.head_dim for n in (sizes.heads, sizes.kv_heads, sizes.kv_heads))
+
+        def some(name: str) -> nn.Parameter | None:
+            return frozen(tensors[name]) if name in tensors else None
+
+        def joined(names: list[str]) -> nn.Parameter:
+            return frozen(torch.cat([tensors[name] for name in names]))
+
+        qkv = [f"self_attn.{part}_proj" for part in ("q", "k", "v")]
+        self.qkv = joined([name + ".weight" for name in qkv])
+        self.qkv_bias = joined([name + ".bias" for name in qkv]) if qkv[0] + ".bias" in tensors else None
+        self.q_norm, self.k_norm = some("self_attn.q_norm.weight"), some("self_attn.k_norm.weight")
+        self.out, self.out_bias = frozen(tensors["self_attn.o_proj.weight"]), some("self_attn.o_proj.bias")
+        self.attention_norm = some("input_layernorm.weight")
+        self.mlp_norm = frozen(tensors["post_attention_layernorm.weight"])
+        self.gate_up = joined(["mlp.gate_proj.weight", "mlp.up_proj.weight"])
+        self.down = frozen(tensors["mlp.down_proj.weight"])
+
+    def read(self, hidden: Tensor) -> Tensor:
+        """Hidden states as this layer's attention reads them: normed, where it has such a norm."""
+        return hidden if self.attention_norm is None else rms_norm(hidden, self.attention_norm, self.eps)
+
+    def forward(
+        self, read: Tensor, residual: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache
+    ) -> Tensor:
+        """``read`` [B, T, inputs] is what the attention reads (normed), ``residual`` [B, T, H] what it adds to.
+
+        ``mask`` [B or 1, 1, T, S] is True where a token sees a slot; None: plain causality.
+        """
+        batch, width = read.shape[:2]
+        q, k, v = F.linear(read, self.qkv, self.qkv_bias).split(self.splits, -1)
+        q = q.view(batch, width, self.heads, self.head_dim)
+        k = k.view(batch, width, self.kv_heads, self.head_dim)
+        v = v.view(batch, width, self.kv_heads, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)
+        q, k = rotate(q, *rope), rotate(k, *rope)
+        keys, values = cache.rows[self.index].update(k.transpose(1, 2), v.transpose(1, 2))
+        hidden = residual + F.linear(self._mix(q, keys, values, mask), self.out, self.out_bias)
+        gate, up = F.linear(rms_norm(hidden, self.mlp_norm, self.eps), self.gate_up).chunk(2, -1)
+        return hidden + F.linear(F.silu(gate) * up, self.down)
+
+    def _mix(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        batch, width = q.shape[:2]
+        group = self.heads // self.kv_heads
+        if mask is None and width > 1:
+            mixed = F.scaled_dot_product_attention(
+                q.transpose(1, 2), keys, values, is_causal=True, enable_gqa=group > 1
+            )
+            return mixed.transpose(1, 2).reshape(batch, width, -1)
+        if mask is not None and group > 1:
+            mask = mask.repeat(1, 1, group, 1)
+        return mix(self, q, keys, values, mask)
+
+
+class Rope:
+    """Cosines and sines by position, from a table that grows with the text."""
+
+    def __init__(self, sizes: Sizes, like: Tensor) -> None:
+        from transformers import LlamaConfig
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        settings: dict[str, Any] = dict(sizes.rope)
+        config = LlamaConfig(
+            hidden_size=sizes.heads * sizes.head_dim,
+            num_attention_heads=sizes.heads,
+            head_dim=sizes.head_dim,
+            max_position_embeddings=sizes.context,
+            **settings,
+        )
+        self._rotary = LlamaRotaryEmbedding(config).to(like.device)
+        self._like = like[:1]
+        self._table: tuple[Tensor, Tensor] | None = None
+        self._size = 0
+
+    def at(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """``positions`` [B, T], all below ``end`` -> cosines and sines [B, T, 1, head_dim]."""
+        if end > self._size:
+            self._size = max(512, 2 * end)
+            every = torch.arange(self._size, device=self._like.device)[None]
+            cos, sin = self._rotary(self._like, every)
+            self._table = cos[0][:, None], sin[0][:, None]
+        assert self._table is not None
+        return self._table[0][positions], self._table[1][positions]
