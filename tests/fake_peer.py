@@ -27,6 +27,9 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.path == "/v1/completions":
             assert body["temperature"] == 0
+            if not body["stream"]:
+                self.wfile.write(json.dumps(counted(body)).encode())
+                return
             assert body["stream_options"]["include_usage"]
             events = [{"choices": [{"text": "x"}], "usage": {"completion_tokens": n}} for n in (1, 3, 6)]
             events.append({"choices": [], "usage": {"completion_tokens": 6}})
@@ -38,6 +41,16 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
             self.wfile.flush()
         self.wfile.write(b"data: [DONE]\n\n")
+
+
+def counted(body: dict[str, Any]) -> dict[str, Any]:
+    """An answer with what vLLM counts per request: three steps of two drafts; nothing drafted for the prompt [1]."""
+    metrics: dict[str, Any] = {"num_spec_steps": 3, "per_step_accepted": [2, 0, 1], "per_step_drafted": [2, 2, 2]}
+    if body["prompt"] == [1]:
+        metrics = {"num_spec_steps": 0, "per_step_accepted": None, "per_step_drafted": None}
+    if body["prompt"] == [2]:
+        metrics = {"num_spec_steps": 3, "per_step_accepted": None, "per_step_drafted": None}
+    return {"choices": [{"token_ids": [5, 6, 7]}], "metrics": {"speculative_decoding": metrics}}
 
 
 if __name__ == "__main__":

@@ -36,6 +36,9 @@ def bench(
         "1,2,4,8,16,32"
     ),
     memory: Annotated[int, typer.Option(help="Compare memory after 5 runs and after this many (0: do not).")] = 0,
+    acceptance: Annotated[
+        bool, typer.Option("--acceptance", help="Time nothing: compare acceptance per position with the peer vllm.")
+    ] = False,
     synthetic: Annotated[bool, typer.Option("--synthetic", help="Random models built in memory: needs none.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="The shortest bench that shows every part.")] = False,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
@@ -70,6 +73,9 @@ def bench(
     if out is not None and out.is_dir():
         raise RequestError(f"--out {out} is a folder: give a file")
 
+    if acceptance:
+        _acceptance(plan, as_json)
+        return
     from decoder.bench import result as results
     from decoder.bench import tables
 
@@ -95,6 +101,24 @@ def bench(
         print(tables.markdown(found), end="")
     else:
         tables.print_bench(found)
+
+
+def _acceptance(plan: BenchPlan, as_json: bool) -> None:
+    """Our counts beside a real vLLM's, for every method that both have."""
+    from decoder import loading
+    from decoder.bench.acceptance import compare_acceptance, markdown
+    from decoder.bench.run import cases_of
+    from decoder.cli import err
+
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    bar, report = still_bar(err)
+    try:
+        with bar:
+            loaded = loading.load(plan.target, plan.dtype, plan.device, report)
+            found = compare_acceptance(plan, cases_of(plan, loaded), report)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    print(json.dumps([c.to_json() for c in found], allow_nan=False) if as_json else markdown(found), end="\n"[:as_json])
 
 
 def still_bar(console: Console) -> tuple[Progress, Callable[[float, str], None]]:

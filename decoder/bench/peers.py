@@ -192,8 +192,10 @@ class VllmVariant(PeerVariant):
     title = "vLLM"
     route = "/v1/completions"
 
-    def __init__(self, program: str, plan: BenchPlan) -> None:
+    def __init__(self, program: str, plan: BenchPlan, extra: tuple[str, ...] = ()) -> None:
+        """``extra``: further arguments of the server."""
         super().__init__("vllm", program, plan)
+        self.extra = extra
 
     def start(self, report: Report) -> None:
         place = loading.locate(self.plan.target, report)
@@ -205,6 +207,7 @@ class VllmVariant(PeerVariant):
                 *(self.program, "-m", "vllm.entrypoints.openai.api_server", "--model", place.where),
                 *("--served-model-name", "target", "--dtype", dtype, "--max-model-len", "2048"),
                 *("--host", "127.0.0.1", "--port", "{port}"),
+                *self.extra,
             ],
             {
                 "VLLM_HOST_IP": "127.0.0.1",
