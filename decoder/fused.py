@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from decoder.kv_cache import BUCKET, move_rows
 from decoder.target import RowRunner, chain_mask, check_exit, tree_mask
+from decoder.transfer import upload
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -263,7 +264,7 @@ class FusedRunner(RowRunner):
         self.captured = torch.cat(states, -1) if states else None
         hidden = normed
         if last:
-            at = torch.tensor([max(count - 1, 0) for count in counts], device=self.device)
+            at = upload([max(count - 1, 0) for count in counts], self.device)
             hidden = hidden[torch.arange(batch, device=self.device), at][:, None]
         return self.weights.score(hidden)
 
@@ -312,7 +313,7 @@ class FusedRunner(RowRunner):
     def keep_path(self, row: int, start: int, nodes: Sequence[int]) -> None:
         keys, values = self.buffers.keys, self.buffers.values
         if keys is not None and values is not None and list(nodes) != list(range(len(nodes))):
-            sources = torch.tensor([start + node for node in nodes], dtype=torch.long, device=self.device)
+            sources = upload([start + node for node in nodes], self.device)
             keys[:, row, :, start : start + len(nodes)] = keys[:, row, :, sources]
             values[:, row, :, start : start + len(nodes)] = values[:, row, :, sources]
         self.lengths[row] = start + len(nodes)

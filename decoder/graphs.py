@@ -234,6 +234,11 @@ class GraphRunner(FusedRunner):
         """What computes the passes; changes once, should recording turn out to be impossible."""
         return FusedRunner.path if self.recordings.why_off else "CUDA graph"
 
+    def path_note(self) -> str | None:
+        """Why passes are not recorded, or None while they are."""
+        off = self.recordings.why_off
+        return None if off is None else f"CUDA graphs are off: {off}"
+
     def short(self, layers: int) -> GraphRunner:
         check_exit(layers, len(self.weights.stack))
         return GraphRunner(

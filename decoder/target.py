@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from decoder.kv_cache import KVCache
+from decoder.transfer import upload, upload_tensor
 
 PREFILL_CHUNK = 1024
 """Prompt tokens per forward pass: bounds the memory of a long prompt's mask and logits."""
@@ -126,7 +127,7 @@ class RowRunner(ABC):
             if result is None:
                 result = logits
             else:
-                alive = torch.tensor([count > 0 for count in here], device=logits.device)
+                alive = upload([count > 0 for count in here], self.logits_device, torch.bool)
                 result = torch.where(alive[:, None, None], logits, result)
         assert result is not None
         self.captured = torch.cat(states, 1) if states else None
@@ -145,7 +146,7 @@ class RowRunner(ABC):
         self._keep_rows(rows)
         self.lengths = [self.lengths[row] for row in rows]
         if self.captured is not None:
-            self.captured = self.captured[torch.tensor(list(rows), device=self.captured.device)]
+            self.captured = self.captured.index_select(0, upload(list(rows), self.device))
 
     @abstractmethod
     def _keep_rows(self, rows: Sequence[int]) -> None:
@@ -207,14 +208,14 @@ class ModelRunner(RowRunner):
             attention_mask=mask,
             position_ids=positions,
             use_cache=True,
-            logits_to_keep=torch.tensor(ends, device=self.device) if last else 0,
+            logits_to_keep=upload(ends, self.device) if last else 0,
             output_hidden_states=bool(self.capture),
             **{self._cache_name: self.kv.cache},
         )
         self.captured = torch.cat([output.hidden_states[i] for i in self.capture], -1) if self.capture else None
         if not last or len(ends) == 1:
             return output.logits
-        column = torch.tensor([ends.index(max(count - 1, 0)) for count in counts], device=self.device)
+        column = upload([ends.index(max(count - 1, 0)) for count in counts], self.device)
         return output.logits[torch.arange(batch, device=self.device), column][:, None]
 
     def _prepare(self, width: int, parents: Sequence[int | None] | None) -> tuple[Tensor, Tensor | None]:
@@ -231,7 +232,7 @@ class ModelRunner(RowRunner):
 
     @torch.inference_mode()
     def keep_path(self, row: int, start: int, nodes: Sequence[int]) -> None:
-        sources = torch.tensor([start + node for node in nodes], dtype=torch.long, device=self.device)
+        sources = upload([start + node for node in nodes], self.device)
         if len(nodes) and list(nodes) != list(range(len(nodes))):
             for layer in self.kv.rows:
                 layer.move(row, sources, start)
@@ -289,7 +290,7 @@ def chain_mask(lengths: Sequence[int], width: int, device: str) -> tuple[Tensor,
             return positions, None
         seen = torch.arange(start + width, device=device) <= positions[0, :, None]
         return positions, seen[None, None]
-    positions = torch.tensor(list(lengths), device=device)[:, None] + ahead
+    positions = upload(list(lengths), device)[:, None] + ahead
     return positions, torch.arange(start + width, device=device) <= positions[:, None, :, None]
 
 
@@ -303,4 +304,4 @@ def tree_mask(start: int, width: int, parents: Sequence[int | None], device: str
         sees[node, start:] |= sees[above, start:]
         sees[node, start + node] = True
         depths.append(depths[above] + 1)
-    return torch.tensor([depths], device=device) + start, sees[None, None].to(device)
+    return upload([depths], device) + start, upload_tensor(sees[None, None], device)

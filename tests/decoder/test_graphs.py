@@ -217,7 +217,8 @@ def test_where_nothing_can_be_recorded_decoding_goes_on_eagerly_and_says_why(fai
     plain = expected.run(request).output_ids
     assert tokens == [plain] * 4
     assert target.path == "eager, fused"
-    assert target.recordings.why_off == "there was no memory left to record one"
+    assert target.path_note() == "CUDA graphs are off: there was no memory left to record one"
+    assert draft.path_note() is None
     assert target.short(1).path == "eager, fused"
     assert draft.path == "CUDA graph"
 
