@@ -19,7 +19,7 @@ from decoder.training.checkpoint import load_weights
 from decoder.training.curve import curve_svg, read_curve
 from decoder.training.evaluate import Acceptance, evaluate
 from decoder.training.labels import LabelCache
-from decoder.training.rows import Rows, load_rows
+from decoder.training.rows import Rows, load_rows, save_split
 
 
 def export_model(model: Any, target_folder: Path, out: Path) -> int:
@@ -158,6 +158,7 @@ def main(
         (out / "README.md").write_text(
             model_card(out.name, target_name, plan, best_point(points), data, test, parameters, size, note)
         )
+        save_split(data, out / "split.json")
         (out / "curve.svg").write_text(
             curve_svg(points, "mean_acceptance_length", f"validation: mean acceptance length, k = {k}")
         )

@@ -21,7 +21,7 @@ from decoder.training.evaluate import Acceptance
 from decoder.training.features import eagle3_layers
 from decoder.training.head_models import HeadModel
 from decoder.training.heads import HeadPlan
-from decoder.training.rows import PARTS, Rows
+from decoder.training.rows import Rows, save_split
 
 _TITLES = {
     "eagle3": "An EAGLE-3 head",
@@ -122,12 +122,6 @@ def export_head(
     title = f"validation: mean acceptance length, k = {test.k}"
     (out / "curve.svg").write_text(curve_svg(points, "mean_acceptance_length", title))
     return size
-
-
-def save_split(rows: Rows, path: Path) -> None:
-    """Which conversations were held out: indices of the validation and test rows, and the digest of the file."""
-    held = {name: rows.part(name).tolist() for name in PARTS if name != "train"}
-    path.write_text(json.dumps({"rows": rows.digest, "count": len(rows.tokens), **held}) + "\n")
 
 
 def _card(

@@ -8,6 +8,7 @@ that a draft is never measured on a conversation that it has seen.
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,3 +70,9 @@ def split_by_opening(tokens: npt.NDArray[np.int32], prefix: int) -> npt.NDArray[
         bucket = int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:4], "big") % 50
         split[i] = {0: VALIDATION, 1: TEST}.get(bucket, TRAIN)
     return split
+
+
+def save_split(rows: Rows, path: Path) -> None:
+    """Which conversations were held out: indices of the validation and test rows, and the digest of the file."""
+    held = {name: rows.part(name).tolist() for name in PARTS if name != "train"}
+    path.write_text(json.dumps({"rows": rows.digest, "count": len(rows.tokens), **held}) + "\n")
