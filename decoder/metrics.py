@@ -84,7 +84,11 @@ def acceptance(steps: Iterable[Step]) -> Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where the decode time of a run went. Sums are over the steps after the first token."""
+    """Where the decode time of a run went. Sums are over the steps after the first token.
+
+    In a batch (``batch_size`` above 1) these are the times of shared rounds: what the reader of this run waited for its
+    tokens, not what the run cost the machine. The batch's own speed is ``batch_timing``.
+    """
 
     num_decode_steps: int
     num_decode_tokens: int
@@ -118,6 +122,46 @@ def timing(steps: Sequence[Step]) -> Timing:
         ms_per_token=total / tokens if tokens else None,
         tokens_per_second=1000 * tokens / total if tokens and total > 0 else None,
         tokens_per_step=tokens / len(later) if later else None,
+    )
+
+
+def batch_size(run: Run) -> int:
+    """How many requests decoded together with this one, itself included."""
+    noted = run.versions.get("batch", "1")
+    return int(noted) if noted.isdecimal() else 1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTiming:
+    """Speed of requests that decoded together, over the rounds after the prefill."""
+
+    rounds: int
+    tokens: int
+    """Emitted by all rows."""
+    decode_ms: float
+    """Each round counted once, however many rows took part."""
+    tokens_per_second: float | None
+    """Of all rows together."""
+    rows_alive: float | None
+    """Mean number of rows that took part in a round."""
+
+
+def batch_timing(runs: Sequence[Run]) -> BatchTiming:
+    """The batch's own numbers from the Runs of ``SpeculativeDecoder.generate``.
+
+    Every row takes part in each round until it ends, so that step n of every run is round n.
+    """
+    rounds = max((len(run.steps) for run in runs), default=1) - 1
+    longest = max(runs, key=lambda run: len(run.steps), default=None)
+    decode_ms = timing(longest.steps).decode_ms if longest else 0.0
+    tokens = sum(len(step.emitted) for run in runs for step in run.steps[1:])
+    alive = sum(max(0, len(run.steps) - 1) for run in runs)
+    return BatchTiming(
+        rounds=max(0, rounds),
+        tokens=tokens,
+        decode_ms=decode_ms,
+        tokens_per_second=1000 * tokens / decode_ms if tokens and decode_ms > 0 else None,
+        rows_alive=alive / rounds if rounds > 0 else None,
     )
 
 
@@ -190,6 +234,8 @@ def baseline_fits(run: Run, baseline: Run) -> str | None:
     for name, ours, theirs in pairs:
         if ours != theirs:
             return f"{name} differs"
+    if batch_size(run) > 1 or batch_size(baseline) > 1:
+        return "times of requests that decoded together are shared: a batch is compared as a whole"
     if run.proposer != "none" and not any(step.drafts for step in run.steps):
         return "this run did not speculate"
     if baseline.proposer != "none":

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from decoder.proposers.base import Row
+from decoder.request import GenerationRequest
 from decoder.sampling import Sampler
 from decoder.text import TextStream, TokenText
 from decoder.trace import TOP, DraftToken, Emitted, FinishReason, Source, Step, TopToken, Verdict
@@ -44,45 +44,44 @@ class Outcome:
     texts: list[str] = field(default_factory=list)
     kept: int = 0
     """Accepted drafts that reached the output."""
-    answer: str = ""
+    added: str = ""
+    """What the step adds to the answer."""
+    removed: int = 0
+    """Characters that a stop string takes from the end of the answer as it was before."""
     finish: FinishReason | None = None
 
     def prepare(
-        self,
-        text: TextStream,
-        row: Row,
-        limit: int,
-        stop_ids: frozenset[int],
-        stop: Sequence[str],
-        answer: str,
+        self, text: TextStream, tail: str, left: int, stop_ids: frozenset[int], request: GenerationRequest
     ) -> None:
-        """Decide what reaches the output: everything up to the first stop, EOS, or ``limit`` tokens in all."""
-        self.answer = answer
-        emitted_before = len(row.output)
+        """Decide what reaches the output: everything up to the first stop, EOS, or ``left`` tokens.
+
+        ``tail`` is the end of the answer so far, as far back as a stop string may begin.
+        """
+        answer = tail
         for token in [*(self.drafts[node] for node in self.path), self.own]:
             self.emitted.append(token)
             if token in stop_ids:
                 # The end token is shown, but it is not part of the answer; half a character before it is.
                 rest = text.flush()
-                self.answer += rest
+                answer += rest
                 self.texts.append(rest + text.label(token))
-                stopped_by_request = token in row.request.stop_ids
-                self.finish = FinishReason.STOP if stopped_by_request else FinishReason.EOS
+                self.finish = FinishReason.STOP if token in request.stop_ids else FinishReason.EOS
                 break
             piece = text.push(token)
             self.texts.append(piece)
-            self.answer += piece
-            cut = _first_stop(self.answer, stop, len(self.answer) - len(piece))
+            answer += piece
+            cut = _first_stop(answer, request.stop, len(answer) - len(piece))
             if cut is not None:
-                self.answer = self.answer[:cut]
+                answer = answer[:cut]
                 self.finish = FinishReason.STOP
                 break
-            if emitted_before + len(self.emitted) >= limit:
+            if len(self.emitted) >= left:
                 rest = text.flush()
                 self.texts[-1] += rest
-                self.answer += rest
+                answer += rest
                 self.finish = FinishReason.LENGTH
                 break
+        self.added, self.removed = answer[len(tail) :], max(0, len(tail) - len(answer))
         self.kept = min(len(self.path), len(self.emitted))
 
 

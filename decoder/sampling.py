@@ -7,6 +7,7 @@ the arrays that were drawn from. V is the vocabulary size, T the number of rows 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -73,6 +74,8 @@ class Sampler:
     def __init__(self, params: SamplingParams, vocab_size: int, prompt_ids: Sequence[int], device: str) -> None:
         self.params = params
         self.vocab_size = vocab_size
+        self.kind = dataclasses.replace(params, seed=0)
+        """What ``probs`` depends on: rows of one kind are processed together."""
         self._bias: Tensor | None = None
         if params.logit_bias:
             self._bias = torch.zeros(vocab_size, device=device)
@@ -86,6 +89,11 @@ class Sampler:
             self._in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
             self._in_prompt[torch.tensor(list(prompt_ids), dtype=torch.long, device=device)] = True
             self._counts = torch.zeros(vocab_size, device=device)
+
+    @property
+    def plain(self) -> bool:
+        """Neither bias nor penalties: ``logits`` changes nothing but dtype and width."""
+        return self._bias is None and self._counts is None
 
     def commit(self, ids: Sequence[int]) -> None:
         """Count tokens that reached the output."""
@@ -107,12 +115,7 @@ class Sampler:
         each draft's parent draft instead; row t + 1 then follows draft t and its ancestors. ``skip`` n leaves out the
         first n rows: ``logits`` then begins with the row behind ``ahead[:n]``.
         """
-        logits = logits.float()
-        width = logits.shape[-1]
-        if width < self.vocab_size:  # a padded head on the other side: same tokenizer, fewer rows
-            logits = torch.nn.functional.pad(logits, (0, self.vocab_size - width), value=-torch.inf)
-        elif width > self.vocab_size:
-            logits = logits[..., : self.vocab_size]
+        logits = self.fit(logits)
         if self._bias is not None:
             logits = logits + self._bias
         if self._counts is None or self._in_prompt is None:
@@ -132,14 +135,57 @@ class Sampler:
         logits = torch.where(seen, penalised, logits)
         return logits - p.presence_penalty * (counts > 0) - p.frequency_penalty * counts
 
+    def fit(self, logits: Tensor) -> Tensor:
+        """``logits`` [..., any width] as float32 [..., V]."""
+        logits = logits.float()
+        width = logits.shape[-1]
+        if width < self.vocab_size:  # a padded head on the other side: same tokenizer, fewer rows
+            return torch.nn.functional.pad(logits, (0, self.vocab_size - width), value=-torch.inf)
+        return logits[..., : self.vocab_size]
+
     def probs(self, processed: Tensor) -> Tensor:
-        """What is sampled from: ``processed`` (from ``logits``) [T, V] -> probabilities [T, V], each row sums to 1.
+        """What is sampled from: ``processed`` (from ``logits``) [..., V] -> probabilities [..., V] that sum to 1.
 
         When greedy, the softmax at temperature 1, which is only shown.
         """
         if self.params.greedy:
             return processed.softmax(-1)
         return filter_logits(processed, self.params).softmax(-1)
+
+
+def process_rows(
+    samplers: Sequence[Sampler],
+    logits: Tensor,
+    ahead: Tensor,
+    parents: Sequence[int | None] | None = None,
+    *,
+    skip: int = 0,
+) -> Tensor:
+    """``Sampler.logits`` of B rows: raw ``logits`` [B, T, V] and drafts ``ahead`` [B, K] -> [B, T, V]."""
+    if all(sampler.plain for sampler in samplers):
+        return samplers[0].fit(logits)
+    return torch.stack([sampler.logits(logits[b], ahead[b], parents, skip=skip) for b, sampler in enumerate(samplers)])
+
+
+def probs_of_rows(
+    samplers: Sequence[Sampler], processed: Tensor, wanted: Sequence[bool] | None = None
+) -> list[Tensor | None]:
+    """``Sampler.probs`` of B rows [B, T, V], those of one kind together; None for rows that are not ``wanted``."""
+    found: list[Tensor | None] = [None] * len(samplers)
+    groups: dict[tuple[SamplingParams, int], list[int]] = {}
+    for b, sampler in enumerate(samplers):
+        if wanted is None or wanted[b]:
+            # How many tokens top-p looks at must not depend on the neighbours: equal tokens are ordered by it.
+            alone = b if sampler.params.top_p < 1 else -1
+            groups.setdefault((sampler.kind, alone), []).append(b)
+    for group in groups.values():
+        everyone = len(group) == len(samplers)
+        probs = samplers[group[0]].probs(
+            processed if everyone else processed[torch.tensor(group, device=processed.device)]
+        )
+        for at, b in enumerate(group):
+            found[b] = probs[at]
+    return found
 
 
 class Draws:

@@ -124,6 +124,29 @@ class TextStream:
         return after[len(before) :]
 
 
+class Answer:
+    """The text of one row, with the few last characters at hand in which a stop string may have begun.
+
+    Adding to it costs what is added, however long the text is.
+    """
+
+    def __init__(self, reach: int) -> None:
+        """``reach``: characters that the longest stop string may reach back."""
+        self._reach = reach
+        self._pieces: list[str] = []
+        self.tail = ""
+
+    def take(self, added: str, removed: int = 0) -> None:
+        """Append ``added``, after cutting off the last ``removed`` characters (a stop string that began there)."""
+        if removed:
+            self._pieces = [str(self)[:-removed]]
+        self._pieces.append(added)
+        self.tail = (self.tail + added)[-self._reach :] if self._reach else ""
+
+    def __str__(self) -> str:
+        return "".join(self._pieces)
+
+
 def encode_prompt(request: GenerationRequest, tokenizer: Any, name: str) -> list[int]:
     """Prompt ids of a request, through the chat template or raw. Raises ModelError without a template."""
     if not request.chat:

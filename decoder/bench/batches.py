@@ -11,8 +11,9 @@ from typing import Any
 from decoder.bench.measure import Case, Report, quiet_garbage, sentence, silent, turn_order
 from decoder.bench.ours import OurVariant
 from decoder.bench.summary import Spread, spread
-from decoder.engine import Decoding, SpeculativeDecoder
+from decoder.engine import SpeculativeDecoder
 from decoder.errors import RequestError
+from decoder.metrics import batch_timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +51,19 @@ class BatchRow:
 
 def decode_batch(decoder: SpeculativeDecoder, variant: OurVariant, cases: Sequence[Case], repeat: int) -> BatchSample:
     """Decode ``cases`` together. RequestError when a row ends in an error."""
-    decoding = Decoding(decoder, [variant.request(case) for case in cases])
-    decoding.prefill(decoding.clock.now())
-    started = sum(len(state.steps) for state in decoding.states)
-    begin, ms, rounds, alive = time.perf_counter(), 0.0, 0, 0
-    while any(state.finish is None for state in decoding.states):
-        running = [state for state in decoding.states if state.finish is None]
-        before = [len(state.steps) for state in running]
-        decoding.step()
-        rounds += 1
-        alive += len(running)
-        # Every row that took part in a round has that round's times.
-        step = next((s.steps[-1] for s, n in zip(running, before, strict=True) if len(s.steps) > n), None)
-        if step is not None:
-            ms += step.draft_ms + step.verify_ms + step.overhead_ms
+    stream = decoder.batch([variant.request(case) for case in cases])
+    next(stream, None)
+    begin = time.perf_counter()
+    for _ in stream:
+        pass
     wall_ms = 1000 * (time.perf_counter() - begin)
-    broken = next((state.error for state in decoding.states if state.error), None)
+    runs = stream.runs
+    broken = next((run.error for run in runs if run.error), None)
     if broken:
         raise RequestError(broken)
-    tokens = sum(len(step.emitted) for state in decoding.states for step in state.steps) - started
-    return BatchSample(
-        variant.name.key, len(cases), repeat, tokens, ms, wall_ms, alive / rounds if rounds else float(len(cases))
-    )
+    t = batch_timing(runs)
+    alive = t.rows_alive if t.rows_alive is not None else float(len(cases))
+    return BatchSample(variant.name.key, len(cases), repeat, t.tokens, t.decode_ms, wall_ms, alive)
 
 
 def measure_batches(

@@ -154,7 +154,7 @@ class ReplayProposer(Proposer):
     def propose(self, ks: Sequence[int], u: Tensor) -> Proposal:
         drafts = []
         for row, k in zip(self._context.rows, ks, strict=True):
-            at = len(row.output)
+            at = row.emitted
             drafts.append([self._spoilt(token) for token in self.continuation[at : at + k]])
         return Proposal.of_lists(drafts, self._context.device, ["the recorded continuation is over"] * len(drafts))
 

@@ -25,14 +25,14 @@ class Row:
     draws: Draws
 
     @property
-    def output(self) -> list[int]:
-        """Tokens that were emitted so far."""
-        return self.tokens[self.prompt_length :]
+    def emitted(self) -> int:
+        """How many tokens were emitted so far; ``tokens[prompt_length:]`` are they (a copy: not for every step)."""
+        return len(self.tokens) - self.prompt_length
 
 
 @dataclass(slots=True)
 class Context:
-    """What a proposer is given at the start of a run."""
+    """What a proposer is given at the start of a run. The engine takes rows that have finished out of ``rows``."""
 
     target: Runner
     rows: list[Row]
@@ -68,7 +68,10 @@ class Proposal:
 
 
 class Proposer(ABC):
-    """Drafts for the rows of one run at a time. One instance serves many runs, one after the other."""
+    """Drafts for the rows of one run at a time. One instance serves many runs, one after the other.
+
+    A round is ``propose``, the target's verification, ``commit``; then rows that have finished leave (``select``).
+    """
 
     name: str = ""
     capture: tuple[int, ...] = ()
@@ -76,21 +79,30 @@ class Proposer(ABC):
 
     @abstractmethod
     def begin(self, context: Context) -> None:
-        """Start a run: the rows hold their prompts and the token that the prefill gave is appended before
-        ``propose`` is called for the first time."""
+        """Start a run, at the beginning of its first round and on its clock.
+
+        The rows hold their prompts and the first token of their answers, which the prefill gave (rows that it ended
+        are gone); ``context.target.captured`` is that of the prompt's pass.
+        """
 
     @abstractmethod
     def propose(self, ks: Sequence[int], u: Tensor) -> Proposal:
-        """Draft up to ``ks[b]`` tokens behind ``rows[b].tokens``; ``u`` [B, max(ks)] are the draws to use."""
+        """Draft up to ``ks[b]`` tokens behind ``rows[b].tokens``; ``u`` [B, max(ks)] are the draws to use.
+
+        Some ``ks`` may be 0 (such a row has a count of 0); where all are, it is not called.
+        """
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:  # noqa: B027 (most keep nothing to roll back)
         """Row b kept the drafts ``paths[b]`` (indices into its proposal: 0, 1, ... for a chain; nodes for a tree); its
         ``tokens`` already hold them and the target's own token. ``target.captured`` is still the verifying pass's.
         Called after every round, also one in which nothing was asked for."""
 
+    def select(self, rows: Sequence[int]) -> None:  # noqa: B027 (some keep nothing per row)
+        """Only ``rows`` (increasing indices) go on; whatever is kept per row follows. ``context.rows``, the target's
+        cache and its ``captured`` states have been changed already."""
+
     def remember(self, runs: Sequence[Sequence[int]]) -> str:
-        """Token ids of earlier runs, likeliest to be of use first, for a proposer that drafts from them. Says what it
-        kept of them, for the record of a run; "" when it has no use for them."""
+        """Token ids of earlier runs that it may draft from; says what it keeps of them, "" when nothing."""
         return ""
 
     def path(self) -> str:

@@ -19,7 +19,8 @@ def autoregress(runner: Runner, rows: Sequence[Row], ks: Sequence[int], u: Tenso
     The first pass takes one token after a rejection and two after a full accept, so catching up costs no pass of its
     own.
     """
-    pending = [row.tokens[length:] for row, length in zip(rows, runner.lengths, strict=True)]
+    # Of a text that has outgrown the runner nothing more is taken in.
+    pending = [row.tokens[length : runner.context] for row, length in zip(rows, runner.lengths, strict=True)]
     longest = max(len(p) for p in pending)
     first = torch.tensor([p + [0] * (longest - len(p)) for p in pending], device=runner.logits_device)
     # A target with a padded head may emit an id that the draft's embedding does not have.
@@ -40,26 +41,34 @@ class DraftModelProposer(Proposer):
         self._context = context
         self.runner.reset(len(context.rows))
         self._base: list[int] | None = None
-        self._width = 0
 
     def propose(self, ks: Sequence[int], u: Tensor) -> Proposal:
         rows = self._context.rows
-        room = min(self.runner.context - len(row.tokens) for row in rows)
-        ks = [min(k, max(room, 0)) for k in ks]
+        full = [len(row.tokens) >= self.runner.context for row in rows]
+        ks = [max(0, min(k, self.runner.context - len(row.tokens))) for k, row in zip(ks, rows, strict=True)]
+        reason = f"the text is longer than the draft's context of {self.runner.context:,} tokens"
         if max(ks) < 1:
-            reason = f"the text is longer than the draft's context of {self.runner.context:,} tokens"
-            return Proposal.of_lists([[] for _ in rows], self._context.device, [reason] * len(rows))
-        self._base = [len(row.tokens) for row in rows]
-        self._width = max(ks)
-        return autoregress(self.runner, rows, ks, u, self._context.vocab_size)
+            proposal = Proposal.of_lists([[] for _ in rows], self._context.device, [None] * len(rows))
+        else:
+            self._base = [len(row.tokens) for row in rows]
+            proposal = autoregress(self.runner, rows, ks, u, self._context.vocab_size)
+        proposal.reasons = [reason if f else r for f, r in zip(full, proposal.reasons, strict=True)]
+        return proposal
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         if self._base is None:
             return
-        # The last draft was never fed back, so even a full accept leaves at most width - 1 drafts in the cache.
-        keep = [base + min(len(path), self._width - 1) for base, path in zip(self._base, paths, strict=True)]
-        self.runner.rollback(keep)
+        # The last draft was never fed back, so even after a full accept the cache ends before it.
+        self.runner.rollback(
+            [
+                min(base + len(path), length, self.runner.context)
+                for base, path, length in zip(self._base, paths, self.runner.lengths, strict=True)
+            ]
+        )
         self._base = None
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.runner.select(rows)
 
     def path(self) -> str:
         return str(getattr(self.runner, "path", ""))

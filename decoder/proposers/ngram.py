@@ -49,6 +49,9 @@ class NgramProposer(Proposer):
         self._context = context
         self._indexes = [NgramIndex(row.request.ngram_min, row.request.ngram_max) for row in context.rows]
 
+    def select(self, rows: Sequence[int]) -> None:
+        self._indexes = [self._indexes[b] for b in rows]
+
     def propose(self, ks: Sequence[int], u: Tensor) -> Proposal:
         drafts: list[list[int]] = []
         reasons: list[str | None] = []

@@ -23,9 +23,9 @@ class Follower:
         self._last_good = 0
         self._seen: list[int] = []
 
-    def extend(self, output: Sequence[int]) -> None:
-        """Take over new output tokens; ``output`` is the whole output."""
-        for token in output[len(self._seen) :]:
+    def extend(self, tokens: Sequence[int], start: int = 0) -> None:
+        """Take over new output tokens; the whole output is ``tokens[start:]``."""
+        for token in tokens[start + len(self._seen) :]:
             self._seen.append(token)
             if self._at is not None and self._at < len(self.expected) and self.expected[self._at] == token:
                 self._at += 1
@@ -66,10 +66,13 @@ class PredictionProposer(Proposer):
         self._context = context
         self._followers = [Follower(self._encode(row.request.prediction or "")) for row in context.rows]
 
+    def select(self, rows: Sequence[int]) -> None:
+        self._followers = [self._followers[b] for b in rows]
+
     def propose(self, ks: Sequence[int], u: Tensor) -> Proposal:
         drafts: list[list[int]] = []
         for row, follower, k in zip(self._context.rows, self._followers, ks, strict=True):
-            follower.extend(row.output)
+            follower.extend(row.tokens, row.prompt_length)
             drafts.append(follower.ahead(k) if k else [])
         reason = "the answer never met the predicted text"
         return Proposal.of_lists(drafts, self._context.device, [None if d else reason for d in drafts])

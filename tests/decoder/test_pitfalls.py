@@ -435,22 +435,3 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another():
     decoder = toy_decoder(p_row, V, DraftModelProposer(TableRunner(q_row, V)))
     runs = [decoder.run(ask(k=3, max_new_tokens=30, temperature=1.0, seed=s)).output_ids for s in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]
-
-
-def test_rows_of_a_batch_give_what_they_give_alone():
-    """B = 3 with different prompts, seeds, lengths and draft lengths, greedy and sampled together."""
-    from decoder.engine import Decoding
-
-    requests = [
-        ask("abc", k=4, max_new_tokens=20, temperature=1.0, seed=3),
-        ask("a", k=2, max_new_tokens=9),
-        ask("fedcba", k=3, max_new_tokens=14, temperature=0.7, seed=8),
-    ]
-    alone = [
-        toy_decoder(p_row, V, DraftModelProposer(TableRunner(q_row, V))).run(request).output_ids for request in requests
-    ]
-    together = Decoding(toy_decoder(p_row, V, DraftModelProposer(TableRunner(q_row, V))), requests)
-    together.prefill(0.0)
-    while any(state.finish is None for state in together.states):
-        together.step()
-    assert [sound(together.snapshot(b)).output_ids for b in range(3)] == alone

@@ -1,0 +1,55 @@
+"""Every proposer there is, built around a tiny target. What all of them must survive is tested by going through these:
+a new proposer is one more line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from decoder.engine import SpeculativeDecoder
+from decoder.proposers.base import Proposer
+from decoder.proposers.draft_model import DraftModelProposer, EarlyExitProposer
+from decoder.proposers.ngram import NgramProposer
+from decoder.proposers.prediction import PredictionProposer
+from decoder.request import GenerationRequest, SamplingParams
+from decoder.target import RowRunner
+from tests.tiny import CONTEXT, runner, tiny_decoder, tiny_tokenizer
+
+Build = Callable[[RowRunner, str, int], Proposer | None]
+"""The target's runner, the path that it is on, and its context -> a proposer that fits it."""
+
+
+def _encode(text: str) -> list[int]:
+    return list(tiny_tokenizer()(text)["input_ids"])
+
+
+EVERY: dict[str, Build] = {
+    "none": lambda target, path, context: None,
+    "ngram": lambda target, path, context: NgramProposer(),
+    "prediction": lambda target, path, context: PredictionProposer(_encode),
+    "early-exit": lambda target, path, context: EarlyExitProposer(target, 3, 2),
+    "draft-model, poor": lambda target, path, context: DraftModelProposer(
+        runner(seed=1, layers=1, path=path, context=context)
+    ),
+    "draft-model, copy": lambda target, path, context: DraftModelProposer(runner(path=path, context=context)),
+}
+"""Proposer's name, and what tells two of one name apart behind a comma."""
+
+WITH_PROBABILITIES = ("early-exit", "draft-model, poor", "draft-model, copy")
+"""Those whose drafts come with the distribution that they were drawn from."""
+
+
+def every_decoder(key: str, path: str, context: int = CONTEXT) -> SpeculativeDecoder:
+    """A decoder with that proposer, all of it in float32."""
+    target = runner(path=path, context=context)
+    return tiny_decoder(EVERY[key](target, path, context), target)
+
+
+def request_for(key: str, prompt: str, **changes: Any) -> GenerationRequest:
+    """A raw request for that proposer; names of sampling parameters go to the sampling parameters."""
+    names = set(SamplingParams.__dataclass_fields__)
+    sampling = {k: v for k, v in changes.items() if k in names}
+    rest: dict[str, Any] = {"prediction": prompt, **{k: v for k, v in changes.items() if k not in names}}
+    return GenerationRequest(
+        prompt, chat=False, proposer=key.split(",")[0], sampling=SamplingParams(**sampling), **rest
+    )
