@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable
 
 from decoder import catalog, compat, loading
+from decoder.assemble_heads import with_head
 from decoder.compiled import CompiledRunner, compiled_steps
 from decoder.engine import SpeculativeDecoder, Target
 from decoder.errors import IncompatibleError, ModelError
 from decoder.fused import FusedRunner, Weights, why_not
+from decoder.heads.layout import HEADS
 from decoder.loading import LoadedModel, Progress, silent
 from decoder.proposers import Proposer
 from decoder.proposers.draft_model import DraftModelProposer, EarlyExitProposer
@@ -63,7 +65,7 @@ def assemble(request: GenerationRequest, progress: Callable[[float, str], None] 
     """Load what ``request`` names and put the decoder together. Raises RequestError, ModelError, IncompatibleError."""
     request.validate()
     report: Progress = progress or silent
-    both = request.proposer == "draft-model"
+    both = request.proposer == "draft-model" or request.proposer in HEADS
     loaded = loading.load(
         request.target, request.dtype, request.device, lambda f, m: report(f * (0.7 if both else 1.0), m)
     )
@@ -84,6 +86,8 @@ def assemble(request: GenerationRequest, progress: Callable[[float, str], None] 
         versions=versions,
         context_note=loaded.context_note,
     )
+    if request.proposer in HEADS:
+        return with_head(request, target, loaded, lambda f, m: report(0.7 + 0.3 * f, m))
     if both:
         return _with_draft(request, target, lambda f, m: report(0.7 + 0.3 * f, m))
     layers = int(loaded.model.config.get_text_config().num_hidden_layers)
@@ -108,7 +112,7 @@ def _with_draft(request: GenerationRequest, target: Target, report: Progress) ->
     if request.draft:
         return _with_named_draft(request.draft, request, target, report)
     problems = []
-    for entry in catalog.drafts():
+    for entry in catalog.drafts_for("draft-model"):
         if not entry.present or entry.fits not in (None, request.target):
             continue
         try:
@@ -120,6 +124,9 @@ def _with_draft(request: GenerationRequest, target: Target, report: Progress) ->
 
 
 def _with_named_draft(name: str, request: GenerationRequest, target: Target, report: Progress) -> SpeculativeDecoder:
+    head = compat.head_layout(name)
+    if head is not None:
+        raise IncompatibleError(f"{name} is {head.title}, no model of its own: choose the proposer {head.proposer}")
     reasons = compat.check_pair(request.target, name)
     if reasons:
         raise IncompatibleError(f"{name} does not fit {request.target}: {'; '.join(reasons)}")

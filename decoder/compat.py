@@ -7,9 +7,14 @@ means the same string on both sides.
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from decoder import catalog, loading
+from decoder.heads import fit
+from decoder.heads.expect import TargetFacts
+from decoder.heads.files import open_files
+from decoder.heads.layout import HEADS, Layout, find_layout, require
 
 _SHOWN = 3
 """Differing vocabulary entries that are named one by one."""
@@ -76,4 +81,26 @@ def check_pair(target: str, draft: str) -> list[str]:
 
     Reads tokenizers and configurations only, no weights.
     """
-    return list(_pair(target, draft))
+    layout = head_layout(draft)
+    return check_head(target, draft, layout.proposer) if layout else list(_pair(target, draft))
+
+
+def head_layout(draft: str) -> Layout | None:
+    """The layout of a draft that is a head; None for a model, and for what can only be read from the Hub."""
+    entry = catalog.find(draft)
+    if entry is not None and not entry.path:
+        return Layout(entry.proposer, "") if entry.proposer in HEADS else None
+    if entry is None and not Path(draft).expanduser().is_dir():
+        return None
+    files = open_files(draft)
+    return find_layout(files.config, files.shapes)
+
+
+def check_head(target: str, draft: str, proposer: str) -> list[str]:
+    """Why ``proposer`` cannot draft for ``target`` with the head ``draft``, as sentences; empty when it can.
+
+    Reads configurations, and of a head that is here the headers of its weights. Raises ModelError for unreadable ones.
+    """
+    files = open_files(draft, weights=False)
+    layout = require(draft, proposer, files.config, files.shapes)
+    return fit.problems(files, layout, TargetFacts.of_config(target, loading.load_config(target)))

@@ -19,12 +19,20 @@ MAX_NEW_TOKENS = 32_768
 PROPOSERS = (
     "none",
     "draft-model",
+    "eagle3",
+    "eagle",
+    "mtp",
+    "medusa",
     "ngram",
     "suffix",
     "prediction",
     "early-exit",
 )
 """Names of the proposers that this version can run (design.md fixes them)."""
+
+
+TREES = ("chain", "static", "dynamic")
+"""Shapes of a draft."""
 
 
 def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
@@ -96,7 +104,10 @@ class GenerationRequest:
 
     ``chat`` puts ``prompt`` (and ``system_prompt``: None = the template's own default, "" = an empty one) through
     the tokenizer's chat template; otherwise the prompt is raw text. ``k`` is the draft length in tokens. ``draft``
-    None lets ``draft-model`` take one that is here and fits; where none does, the run says so and decodes plainly.
+    None lets a proposer that needs a draft take one that is here and fits; where none does, the run says so and decodes
+    plainly. ``tree`` lets a head draft a tree instead of a chain, where one row decodes alone: "static" has a fixed
+    shape, "dynamic" grows where the head is sure; k is its depth, ``tree_nodes`` the most tokens in it, ``tree_width``
+    the most that follow one token.
     ``ngram_min``/``ngram_max`` are the sizes that prompt lookup tries. ``suffix_depth``, ``suffix_factor`` and
     ``suffix_min_prob`` are vLLM's suffix_decoding_max_tree_depth, _max_spec_factor and _min_token_prob;
     ``suffix_earlier`` also drafts from earlier runs that the caller hands over. ``prediction`` is the text that the
@@ -116,6 +127,9 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    tree: str = "chain"
+    tree_nodes: int = 16
+    tree_width: int = 4
     ngram_min: int = 1
     ngram_max: int = 4
     suffix_depth: int = 24
@@ -136,6 +150,10 @@ class GenerationRequest:
             raise RequestError(f"unknown proposer {self.proposer!r}: choose one of {', '.join(PROPOSERS)}")
         _integer("k (draft length)", self.k, 1, MAX_K)
         _integer("max new tokens", self.max_new_tokens, 1, MAX_NEW_TOKENS)
+        if self.tree not in TREES:
+            raise RequestError(f"unknown tree {self.tree!r}: choose one of {', '.join(TREES)}")
+        _integer("tree nodes", self.tree_nodes, 2, 256)
+        _integer("tree width", self.tree_width, 1, 32)
         _integer("n-gram minimum", self.ngram_min, 1, 64)
         _integer("n-gram maximum", self.ngram_max, self.ngram_min, 64)
         _integer("suffix depth", self.suffix_depth, 2, 256)
@@ -151,7 +169,7 @@ class GenerationRequest:
         self.sampling.validate()
 
     def _check_types(self) -> None:
-        for name in ("prompt", "target", "proposer", "dtype", "device"):
+        for name in ("prompt", "target", "proposer", "tree", "dtype", "device"):
             if not isinstance(getattr(self, name), str):
                 raise RequestError(f"{name.replace('_', ' ')} must be text, not {getattr(self, name)!r}")
         for name in ("system_prompt", "draft", "prediction"):
@@ -170,6 +188,9 @@ class GenerationRequest:
             draft=None,
             prediction=None,
             exit_layer=0,
+            tree="chain",
+            tree_nodes=16,
+            tree_width=4,
             ngram_min=1,
             ngram_max=4,
             suffix_depth=24,

@@ -41,8 +41,10 @@ def is_here(target: str) -> bool:
     return entry.present if entry is not None else Path(target).expanduser().exists()
 
 
-def draft_choices(target: str, chosen: str | None = None, *, check: bool = False) -> tuple[list[tuple[str, str]], str]:
-    """Drafts to offer for ``target`` as label and name, and a line on those that are not offered.
+def draft_choices(
+    target: str, chosen: str | None = None, *, check: bool = False, proposer: str = "draft-model"
+) -> tuple[list[tuple[str, str]], str]:
+    """Drafts of ``proposer`` to offer for ``target`` as label and name, and a line on those that are not offered.
 
     Without ``check`` only drafts that were made for the target are offered, which needs no file to be read. With it
     every draft that is here is checked against the target, and one that does not fit is named with the reason; a
@@ -51,7 +53,7 @@ def draft_choices(target: str, chosen: str | None = None, *, check: bool = False
     check = check and is_here(target)
     offered: list[tuple[str, str]] = []
     left_out: list[str] = []
-    for entry in catalog.drafts():
+    for entry in catalog.drafts_for(proposer):
         label = f"{entry.name} ({entry.size_mb:,} MB)"
         if not entry.present:
             if entry.fits == target:

@@ -82,20 +82,32 @@ def _from_hub(name: str, repository: str, weights: bool) -> HeadFiles:
 
 
 def _from_folder(name: str, folder: Path, revision: str) -> HeadFiles:
-    from safetensors import safe_open
-
     shapes: dict[str, tuple[int, ...]] = {}
     kinds: dict[str, str] = {}
     where: dict[str, Path] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:
-            with safe_open(path, framework="np") as file:
-                for key in file.keys():  # noqa: SIM118 (the file is no mapping)
-                    part = file.get_slice(key)
-                    shapes[key], kinds[key], where[key] = tuple(part.get_shape()), part.get_dtype(), path
-        except Exception as error:  # whatever is wrong with the file, it becomes one sentence
-            raise ModelError(f"the draft {name}: {path.name} is no readable safetensors file ({error})") from None
+            entries = header(path)
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"cannot load the draft {name}: {path.name} is no readable safetensors file ({error})"
+            ) from None
+        for key, (shape, kind) in entries.items():
+            shapes[key], kinds[key], where[key] = shape, kind, path
     return HeadFiles(name, _config(name, folder / "config.json"), shapes, kinds, where, folder, revision)
+
+
+def header(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Tensor names of a safetensors file with shape and dtype. Raises ValueError where it has no such header."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > path.stat().st_size:
+            raise ValueError("it has no header")
+        entries = json.loads(file.read(size))
+    try:
+        return {k: (tuple(v["shape"]), str(v["dtype"])) for k, v in entries.items() if k != "__metadata__"}
+    except (AttributeError, KeyError, TypeError):
+        raise ValueError("its header names no tensors") from None
 
 
 def _config(name: str, path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from decoder.errors import ModelError
+from decoder.errors import IncompatibleError, ModelError
 
 HEADS = ("eagle", "eagle3", "medusa", "mtp")
 """The proposers that draft with a head."""
@@ -99,5 +99,7 @@ def require(name: str, proposer: str, config: Mapping[str, Any], shapes: Shapes)
         some = ", ".join(sorted(shapes)[:3]) or ", ".join(architectures(config)) or "nothing that tells"
         raise ModelError(f"{name} is no draft head that {proposer} could use: it holds {some}")
     if found.proposer != proposer:
-        raise ModelError(f"{name} is {found.title}, which {proposer} cannot use: choose the proposer {found.proposer}")
+        raise IncompatibleError(
+            f"{name} is {found.title}, which {proposer} cannot use: choose the proposer {found.proposer}"
+        )
     return found
