@@ -15,7 +15,7 @@ from rich.table import Table
 from decoder import catalog
 from decoder.bench.command import bench
 from decoder.errors import RequestError
-from decoder.request import PROPOSERS, GenerationRequest, SamplingParams
+from decoder.request import PROPOSERS, TREES, GenerationRequest, SamplingParams
 from decoder.terminal import run_typer
 
 app = typer.Typer(
@@ -87,7 +87,7 @@ def run(
     prompt: Annotated[str, typer.Option(help="The prompt, or @FILE to read it from a file.")],
     target: Annotated[str, typer.Option(help="A catalog name, Hugging Face id, folder or .gguf.")] = "smollm2-135m",
     proposer: Annotated[str, typer.Option(help=f"Who drafts: {', '.join(PROPOSERS)}.")] = "none",
-    draft: Annotated[str | None, typer.Option(help="Draft model for draft-model (default: one that fits).")] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model or head (default: one that fits).")] = None,
     k: Annotated[int, typer.Option("-k", "--k", help="Draft length in tokens.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to write.")] = 128,
     temperature: float = 0.0,
@@ -103,6 +103,9 @@ def run(
     stop_id: Annotated[list[int] | None, typer.Option(help="Stop token id, may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option(help="Go on after the end token.")] = False,
     system: Annotated[str | None, typer.Option(help='System prompt ("" for an empty one).')] = None,
+    tree: Annotated[str, typer.Option(help=f"What a head drafts: {', '.join(TREES)}; k is a tree's depth.")] = "chain",
+    tree_nodes: Annotated[int, typer.Option(help="Most tokens in a tree.")] = 16,
+    tree_width: Annotated[int, typer.Option(help="Most tokens that follow one token of a tree.")] = 4,
     ngram_min: Annotated[int, typer.Option(help="Shortest n-gram to look up.")] = 1,
     ngram_max: Annotated[int, typer.Option(help="Longest n-gram to look up.")] = 4,
     suffix_depth: Annotated[int, typer.Option(help="suffix: match and draft together, at most.")] = 24,
@@ -143,6 +146,9 @@ def run(
         stop=tuple(stop or ()),
         stop_ids=tuple(stop_id or ()),
         ignore_eos=ignore_eos,
+        tree=tree,
+        tree_nodes=tree_nodes,
+        tree_width=tree_width,
         ngram_min=ngram_min,
         ngram_max=ngram_max,
         suffix_depth=suffix_depth,

@@ -75,18 +75,28 @@ def runner(
     seed: int = 0, layers: int = 3, vocab_size: int = 384, context: int = CONTEXT, path: str = "fused"
 ) -> RowRunner:
     """A fresh runner around a tiny Llama, on any path; "graphs" replays a tape where a GPU would replay a graph."""
+    return runner_of(tiny_llama(seed, layers, vocab_size), context, path)
+
+
+def runner_of(model: Any, context: int = CONTEXT, path: str = "fused") -> RowRunner:
+    """A fresh runner around ``model``."""
     if path == "generic":
-        return ModelRunner(tiny_llama(seed, layers, vocab_size), context=context, device="cpu")
-    weights = fused_weights(seed, layers, vocab_size)
+        return ModelRunner(model, context=context, device="cpu")
+    weights = weights_of(model)
     if path == "graphs":
         return GraphRunner(weights, Recordings(TapeCapture(), "cpu"), context=context, device="cpu")
     return FusedRunner(weights, context=context, device="cpu")
 
 
 @lru_cache
+def weights_of(model: Any) -> Weights:
+    """The fused weights of a model."""
+    return Weights(model)
+
+
 def fused_weights(seed: int, layers: int, vocab_size: int) -> Weights:
     """The fused weights of a tiny Llama."""
-    return Weights(tiny_llama(seed, layers, vocab_size))
+    return weights_of(tiny_llama(seed, layers, vocab_size))
 
 
 def tiny_decoder(proposer: Proposer | None = None, target: RowRunner | None = None) -> SpeculativeDecoder:

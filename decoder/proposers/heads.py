@@ -11,6 +11,7 @@ from decoder.heads.models import MedusaHeads
 from decoder.heads.runner import HeadRunner, spread
 from decoder.proposers.base import Context, Proposal, Proposer
 from decoder.proposers.chain import draft_chain
+from decoder.proposers.tree import draft_tree
 
 
 class States:
@@ -54,9 +55,14 @@ class States:
         self.known = [self.known[row] for row in rows]
 
 
+def wants_tree(context: Context) -> bool:
+    """Trees are verified one row at a time: in a batch, and for the row that is left at its end, chains are drafted."""
+    return len(context.rows) == 1 and context.rows[0].request.tree != "chain"
+
+
 class HeadProposer(Proposer):
     """A recurrent head. Its first pass of a round takes in what was committed, with the target's own states, and
-    scores the first draft; each further draft is one pass on the head's own output."""
+    scores the first draft; each further draft, or level of a tree, is one pass on the head's own output."""
 
     def __init__(self, name: str, runner: HeadRunner) -> None:
         self.name = name
@@ -66,6 +72,7 @@ class HeadProposer(Proposer):
     def begin(self, context: Context) -> None:
         self._context = context
         self._states = States(context)
+        self._tree = wants_tree(context)
         self.runner.reset(len(context.rows))
 
     def propose(self, ks: Sequence[int], u: Tensor) -> Proposal:
@@ -78,7 +85,11 @@ class HeadProposer(Proposer):
             proposal = Proposal.of_lists([[] for _ in rows], self._context.device, [None] * len(rows))
         else:
             logits = self._catch_up(full)
-            proposal = draft_chain(logits, self.runner.step, rows, ks, u, self._context.vocab_size)
+            if self._tree:
+                branches = _Grown(logits[0, 0], self.runner)
+                proposal = draft_tree(branches, rows[0], ks[0])
+            else:
+                proposal = draft_chain(logits, self.runner.step, rows, ks, u, self._context.vocab_size)
         reason = f"the text is longer than the head's context of {context:,} tokens"
         proposal.reasons = [reason if f else r for f, r in zip(full, proposal.reasons, strict=True)]
         return proposal
@@ -114,6 +125,35 @@ class HeadProposer(Proposer):
         return "eager, fused"
 
 
+class _Grown:
+    """The branches of a recurrent head: its entries attend along their own path."""
+
+    def __init__(self, first: Tensor, runner: HeadRunner) -> None:
+        self._first, self._runner = first, runner
+
+    def root(self) -> Tensor:
+        return self._first
+
+    def grow(self, ids: Sequence[int], parents: Sequence[int | None]) -> Tensor:
+        return self._runner.branch(ids, parents)
+
+
+class _Ranks:
+    """The branches of Medusa heads: what follows a node hangs on its depth alone. ``logits`` [heads, V]."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits
+        self._depths: list[int] = []
+
+    def root(self) -> Tensor:
+        return self._logits[0]
+
+    def grow(self, ids: Sequence[int], parents: Sequence[int | None]) -> Tensor:
+        depths = [1 if parent is None else self._depths[parent] + 1 for parent in parents]
+        self._depths += depths
+        return self._logits[torch.tensor(depths, device=self._logits.device)]
+
+
 class MedusaProposer(Proposer):
     """Medusa heads: head i scores the (i + 1)-th draft, whatever the drafts before it are."""
 
@@ -129,11 +169,14 @@ class MedusaProposer(Proposer):
         self._context = context
         captured = context.target.captured
         assert captured is not None
+        self._tree = wants_tree(context)
         self._states = torch.stack([captured[b, row.prompt_length - 1] for b, row in enumerate(context.rows)])
 
     def propose(self, ks: Sequence[int], u: Tensor) -> Proposal:
         ks = [min(k, self.heads.count) for k in ks]
         logits = self._logits(max(ks))
+        if self._tree:
+            return draft_tree(_Ranks(logits[0]), self._context.rows[0], ks[0])
         following = iter(range(1, max(ks)))
 
         def step(ids: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from decoder.proposers.ngram import NgramProposer
 from decoder.proposers.prediction import PredictionProposer
 from decoder.request import GenerationRequest, SamplingParams
 from decoder.target import RowRunner
-from tests.tiny import CONTEXT, runner, tiny_decoder, tiny_tokenizer
+from tests import heads
+from tests.tiny import CONTEXT, runner, runner_of, tiny_decoder, tiny_tokenizer
 
 Build = Callable[[RowRunner, str, int], Proposer | None]
 """The target's runner, the path that it is on, and its context -> a proposer that fits it."""
@@ -35,13 +36,17 @@ EVERY: dict[str, Build] = {
 }
 """Proposer's name, and what tells two of one name apart behind a comma."""
 
-WITH_PROBABILITIES = ("early-exit", "draft-model, poor", "draft-model, copy")
+HEADS = ("eagle", "eagle3", "mtp", "medusa")
+"""Heads are made for one target, another than the others': their builders are in ``tests/heads.py``."""
+EVERY |= {name: (lambda target, path, context, name=name: heads.tiny_head(name)) for name in HEADS}
+
+WITH_PROBABILITIES = ("early-exit", "draft-model, poor", "draft-model, copy", *HEADS)
 """Those whose drafts come with the distribution that they were drawn from."""
 
 
 def every_decoder(key: str, path: str, context: int = CONTEXT) -> SpeculativeDecoder:
     """A decoder with that proposer, all of it in float32."""
-    target = runner(path=path, context=context)
+    target = runner_of(heads.predictable(), context, path) if key in HEADS else runner(path=path, context=context)
     return tiny_decoder(EVERY[key](target, path, context), target)
 
 

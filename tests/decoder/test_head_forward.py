@@ -15,7 +15,7 @@ import torch
 
 from decoder.target import ModelRunner
 from decoder.trace import Run
-from tests import heads
+from tests import head_forward, heads
 from tests.heads import Checkpoint, predictable
 from tests.tiny import CONTEXT, tiny_decoder
 from tests.toys import ask
@@ -95,7 +95,7 @@ def test_a_recurrent_head_drafts_what_an_independent_forward_drafts(
     config, tensors = build(model)
     run = decode(heads.save(tmp_path, (config, tensors)), proposer, model)
     plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    assert_drafts_are(run, lambda text, drafts: heads.forward(proposer, config, plain, model, text, drafts)[1])
+    assert_drafts_are(run, lambda text, drafts: head_forward.forward(proposer, config, plain, model, text, drafts)[1])
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_medusa_heads_draft_what_an_independent_forward_drafts(build: Build, tmp
     model = predictable()
     config, tensors = build(model)
     run = decode(heads.save(tmp_path, (config, tensors)), "medusa", model)
-    assert_drafts_are(run, lambda text, drafts: heads.medusa_logits(tensors, model, text, len(drafts)))
+    assert_drafts_are(run, lambda text, drafts: head_forward.medusa_logits(tensors, model, text, len(drafts)))
 
 
 def test_only_so_many_tokens_are_drafted_as_there_are_medusa_heads(tmp_path: Path) -> None:
@@ -132,4 +132,4 @@ def test_embeddings_of_its_own_are_used(tmp_path: Path) -> None:
     config, tensors = heads.eagle(model)
     tensors["embed_tokens.weight"] = tensors["embed_tokens.weight"].clone() * 1.5
     run = decode(heads.save(tmp_path, (config, tensors)), "eagle", model, max_new_tokens=12)
-    assert_drafts_are(run, lambda text, drafts: heads.forward("eagle", config, tensors, model, text, drafts)[1])
+    assert_drafts_are(run, lambda text, drafts: head_forward.forward("eagle", config, tensors, model, text, drafts)[1])
