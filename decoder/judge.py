@@ -13,6 +13,7 @@ from torch import Tensor
 from decoder.proposers.base import Proposal, Row
 from decoder.record import Outcome
 from decoder.sampling import probs_of_rows, process_rows
+from decoder.transfer import upload, upload_tensor
 from decoder.verify import ChainVerdict, verify_greedy, verify_sampled, verify_tree_greedy, verify_tree_sampled
 
 _HEAD = 4
@@ -75,7 +76,7 @@ def judge(
 
 def _sound(processed: Tensor, ks: Sequence[int]) -> Tensor:
     """[B]: the scores that row b needs, the first ks[b] + 1, are numbers."""
-    needed = torch.tensor(list(ks), device=processed.device)[:, None]
+    needed = upload(list(ks), processed.device)[:, None]
     padding = torch.arange(processed.shape[1], device=processed.device) > needed
     return (processed.amax(-1).isfinite() | padding).all(1)
 
@@ -108,15 +109,15 @@ def _verify(
         k = ks[b]
         u_accept[at, : min(k, width)] = draws[b][k : 2 * k][:width]
         u_token[at] = draws[b][2 * k]
-    index = torch.tensor(sampled, device=device)
+    index = upload(sampled, device)
     rows = torch.stack([p for p in probs if p is not None])
     other = verify_sampled(
         proposal.ids[index],
         proposal.counts[index],
         rows,
         None if proposal.q is None else proposal.q[index],
-        u_accept.to(device),
-        u_token.to(device),
+        upload_tensor(u_accept, device),
+        upload_tensor(u_token, device),
     )
     return ChainVerdict(
         verdict.accepted.index_copy(0, index, other.accepted),

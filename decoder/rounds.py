@@ -22,6 +22,7 @@ from decoder.rows import RowState
 from decoder.sampling import Draws, Sampler, draw
 from decoder.text import Answer, TextStream
 from decoder.trace import FinishReason, Step
+from decoder.transfer import upload
 
 if TYPE_CHECKING:
     from decoder.engine import SpeculativeDecoder
@@ -74,7 +75,7 @@ class Decoding:
         """The prompts' pass, which gives every row its first token: step 0. ``started`` is when the request came."""
         rows = [state.row for state in self.live]
         longest = max(len(row.tokens) for row in rows)
-        ids = torch.tensor([row.tokens + [0] * (longest - len(row.tokens)) for row in rows], device=self.device)
+        ids = upload([row.tokens + [0] * (longest - len(row.tokens)) for row in rows], self.device)
         self.runner.reset(len(rows))
         self.runner.capture = self.proposer.capture if self.proposer else ()
         begin = self.clock.now()
@@ -159,7 +160,7 @@ class Decoding:
     def _verify(self, proposal: Proposal, ks: Sequence[int], draws: Sequence[Tensor]) -> list[Outcome | None]:
         """Score all drafts in one pass and judge them. None for a row whose logits are not numbers."""
         rows = [state.row for state in self.live]
-        last = torch.tensor([[row.tokens[-1]] for row in rows], device=self.device)
+        last = upload([[row.tokens[-1]] for row in rows], self.device)
         ids = torch.cat([last, proposal.ids], 1)
         # The host only knows an upper bound of the counts; the rest is masked by the verdict.
         widths = [min(k, proposal.ids.shape[1]) + 1 for k in ks]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from decoder.errors import RequestError
 from decoder.request import SamplingParams
+from decoder.transfer import upload
 
 _NUCLEUS = 512
 """Tokens that are looked at before the whole vocabulary is sorted for top-p."""
@@ -87,7 +88,7 @@ class Sampler:
         self._counts: Tensor | None = None
         if params.penalised:
             self._in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-            self._in_prompt[torch.tensor(list(prompt_ids), dtype=torch.long, device=device)] = True
+            self._in_prompt[upload(list(prompt_ids), device)] = True
             self._counts = torch.zeros(vocab_size, device=device)
 
     @property
@@ -98,7 +99,7 @@ class Sampler:
     def commit(self, ids: Sequence[int]) -> None:
         """Count tokens that reached the output."""
         if self._counts is not None and ids:
-            index = torch.tensor(list(ids), dtype=torch.long, device=self._counts.device)
+            index = upload(list(ids), self._counts.device)
             self._counts.index_add_(0, index, torch.ones(len(ids), device=self._counts.device))
 
     def logits(
@@ -120,15 +121,7 @@ class Sampler:
             logits = logits + self._bias
         if self._counts is None or self._in_prompt is None:
             return logits
-        counts = self._counts.repeat(logits.shape[0] + skip, 1)
-        for t, token in enumerate(ahead if ahead is not None else ()):
-            if parents is None:
-                counts[t + 1 :, token] += 1
-            elif t + 1 < counts.shape[0]:
-                parent = parents[t]
-                counts[t + 1] = counts[0 if parent is None else parent + 1]
-                counts[t + 1, token] += 1
-        counts = counts[skip:]
+        counts = self._counts + _ahead(logits.shape[0] + skip, self.vocab_size, ahead, parents, logits.device)[skip:]
         p = self.params
         seen = self._in_prompt | (counts > 0)
         penalised = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
@@ -151,6 +144,23 @@ class Sampler:
         if self.params.greedy:
             return processed.softmax(-1)
         return filter_logits(processed, self.params).softmax(-1)
+
+
+def _ahead(
+    rows: int, vocab_size: int, ahead: Tensor | None, parents: Sequence[int | None] | None, device: torch.device
+) -> Tensor:
+    """How often each token stands in ``ahead`` before each row, [rows, V]; the host reads no token."""
+    counts = torch.zeros(rows, vocab_size, device=device)
+    drafts = 0 if ahead is None else min(len(ahead), rows - 1)
+    if ahead is None or not drafts:
+        return counts
+    counts[1 : drafts + 1].scatter_(1, ahead[:drafts, None], 1.0)
+    if parents is None:
+        return counts.cumsum(0)
+    for node, parent in enumerate(parents[:drafts]):
+        if parent is not None:
+            counts[node + 1] += counts[parent + 1]
+    return counts
 
 
 def process_rows(
@@ -180,9 +190,7 @@ def probs_of_rows(
             groups.setdefault((sampler.kind, alone), []).append(b)
     for group in groups.values():
         everyone = len(group) == len(samplers)
-        probs = samplers[group[0]].probs(
-            processed if everyone else processed[torch.tensor(group, device=processed.device)]
-        )
+        probs = samplers[group[0]].probs(processed if everyone else processed[upload(group, processed.device)])
         for at, b in enumerate(group):
             found[b] = probs[at]
     return found

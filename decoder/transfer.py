@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 
-def staged(values: Sequence[Any], device: str, dtype: torch.dtype = torch.long) -> Tensor:
+def staged(values: Sequence[Any], device: str | torch.device, dtype: torch.dtype = torch.long) -> Tensor:
     """``values`` (numbers, or equally long lists of them) on the host, where ``device`` can fetch them by itself."""
-    return torch.tensor(values, dtype=dtype, pin_memory=device.startswith("cuda"))
+    return torch.tensor(values, dtype=dtype, pin_memory=torch.device(device).type == "cuda")
 
 
-def upload(values: Sequence[Any], device: str, dtype: torch.dtype = torch.long) -> Tensor:
+def upload(values: Sequence[Any], device: str | torch.device, dtype: torch.dtype = torch.long) -> Tensor:
     """``values`` as a tensor on ``device``; the copy is only queued."""
     return staged(values, device, dtype).to(device, non_blocking=True)
 
 
-def upload_tensor(tensor: Tensor, device: str) -> Tensor:
+def upload_tensor(tensor: Tensor, device: str | torch.device) -> Tensor:
     """A host tensor on ``device``; the copy is only queued. The caller must not write to ``tensor`` any more."""
-    if device.startswith("cuda"):
+    if torch.device(device).type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

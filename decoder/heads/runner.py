@@ -14,6 +14,7 @@ from torch import Tensor
 from decoder.heads.models import RecurrentHead
 from decoder.kv_cache import KVCache
 from decoder.target import PREFILL_CHUNK, chain_mask
+from decoder.transfer import upload, upload_tensor
 
 
 class HeadRunner:
@@ -70,9 +71,9 @@ class HeadRunner:
             if min(here) == part.shape[1]:
                 out = every[:, -1:]
                 continue
-            at = torch.tensor([max(n - 1, 0) for n in here], device=self.device)
+            at = upload([max(n - 1, 0) for n in here], self.device)
             last = every[torch.arange(len(here), device=self.device), at][:, None]
-            alive = torch.tensor([n > 0 for n in here], device=self.device)[:, None, None]
+            alive = upload([n > 0 for n in here], self.device, torch.bool)[:, None, None]
             out = last if out is None else torch.where(alive, last, out)
         assert out is not None
         self._out = out
@@ -110,10 +111,10 @@ class HeadRunner:
             mask[i, start : start + len(sees)] = torch.tensor(sees)
         positions = torch.tensor([depths]) + start
         out = self._run(
-            torch.tensor([list(ids)], device=self.device),
+            upload([list(ids)], self.device),
             torch.stack(states)[None],
-            positions.to(self.device),
-            mask[None, None].to(self.device),
+            upload_tensor(positions, self.device),
+            upload_tensor(mask[None, None], self.device),
             None,
             start + old,
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 from decoder.request import GenerationRequest
 from decoder.sampling import Draws, Sampler
 from decoder.target import Runner
+from decoder.transfer import upload, upload_tensor
 
 
 @dataclass(slots=True)
@@ -63,8 +64,8 @@ class Proposal:
         ids = torch.zeros(len(drafts), width, dtype=torch.long)
         for row, draft in enumerate(drafts):
             ids[row, : len(draft)] = torch.tensor(list(draft), dtype=torch.long)
-        counts = torch.tensor([len(d) for d in drafts])
-        return cls(ids.to(device), counts.to(device), reasons=list(reasons))
+        counts = upload([len(d) for d in drafts], device)
+        return cls(upload_tensor(ids, device), counts, reasons=list(reasons))
 
 
 class Proposer(ABC):

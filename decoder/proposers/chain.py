@@ -9,6 +9,7 @@ from torch import Tensor
 
 from decoder.proposers.base import Proposal, Row
 from decoder.sampling import draw
+from decoder.transfer import upload, upload_tensor
 
 Next = Callable[[Tensor], Tensor]
 """The newest drafts [B, 1] -> logits [B, 1, V] of what follows them."""
@@ -25,7 +26,7 @@ def draft_chain(
     ids = torch.zeros(len(rows), width, dtype=torch.long, device=device)
     q = torch.empty(len(rows), width, vocab_size, device=device)
     sound = torch.ones(len(rows), width, dtype=torch.bool, device=device)
-    u = u.to(device)
+    u = upload_tensor(u, device)
     for i in range(width):
         for b, row in enumerate(rows):
             processed = row.sampler.logits(logits[b], ids[b, :i], skip=i)
@@ -35,5 +36,5 @@ def draft_chain(
         if i + 1 < width:
             logits = step(ids[:, i : i + 1])
     # A draft that breaks down may only cost time: what it wrote from there on is dropped.
-    counts = torch.minimum(torch.tensor(list(ks), device=device), sound.long().cumprod(1).sum(1))
+    counts = torch.minimum(upload(list(ks), device), sound.long().cumprod(1).sum(1))
     return Proposal(ids, counts, q.nan_to_num_(0.0), reasons=["the draft's logits are not numbers"] * len(rows))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from decoder.errors import RequestError
 from decoder.proposers.base import Context, Proposal, Proposer, Row
 from decoder.proposers.chain import draft_chain
 from decoder.target import RowRunner, Runner
+from decoder.transfer import upload
 
 
 def autoregress(runner: Runner, rows: Sequence[Row], ks: Sequence[int], u: Tensor, vocab_size: int) -> Proposal:
@@ -22,7 +22,7 @@ def autoregress(runner: Runner, rows: Sequence[Row], ks: Sequence[int], u: Tenso
     # Of a text that has outgrown the runner nothing more is taken in.
     pending = [row.tokens[length : runner.context] for row, length in zip(rows, runner.lengths, strict=True)]
     longest = max(len(p) for p in pending)
-    first = torch.tensor([p + [0] * (longest - len(p)) for p in pending], device=runner.logits_device)
+    first = upload([p + [0] * (longest - len(p)) for p in pending], runner.logits_device)
     # A target with a padded head may emit an id that the draft's embedding does not have.
     first = first.clamp_max(runner.vocab_size - 1)
     logits = runner.forward(first, [len(p) for p in pending], last=True)

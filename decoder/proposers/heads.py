@@ -12,6 +12,7 @@ from decoder.heads.runner import HeadRunner, spread
 from decoder.proposers.base import Context, Proposal, Proposer
 from decoder.proposers.chain import draft_chain
 from decoder.proposers.tree import draft_tree
+from decoder.transfer import upload
 
 
 class States:
@@ -37,7 +38,7 @@ class States:
             if at == list(range(new)):
                 self.parts[b].append(captured[b, :new].clone())
             else:
-                self.parts[b].append(captured[b, torch.tensor(at, device=captured.device)])
+                self.parts[b].append(captured[b, upload(at, captured.device)])
             self.known[b] += len(at)
 
     def take(self, row: int) -> Tensor | None:
@@ -104,7 +105,7 @@ class HeadProposer(Proposer):
             pending.append([] if full[b] else row.tokens[runner.lengths[b] + 1 :])
             states.append(None if full[b] else self._states.take(b))
         longest = max(len(p) for p in pending)
-        ids = torch.tensor([p + [0] * (longest - len(p)) for p in pending], device=runner.device)
+        ids = upload([p + [0] * (longest - len(p)) for p in pending], runner.device)
         if len(rows) == 1 and states[0] is not None:
             return runner.take_in(ids, states[0][None], [longest])
         some = next(s for s in states if s is not None)
@@ -151,7 +152,7 @@ class _Ranks:
     def grow(self, ids: Sequence[int], parents: Sequence[int | None]) -> Tensor:
         depths = [1 if parent is None else self._depths[parent] + 1 for parent in parents]
         self._depths += depths
-        return self._logits[torch.tensor(depths, device=self._logits.device)]
+        return self._logits[upload(depths, self._logits.device)]
 
 
 class MedusaProposer(Proposer):
@@ -193,10 +194,10 @@ class MedusaProposer(Proposer):
         captured = self._context.target.captured
         assert captured is not None
         at = [path[-1] + 1 if path else 0 for path in paths]
-        self._states = captured[torch.arange(len(at), device=captured.device), torch.tensor(at, device=captured.device)]
+        self._states = captured[torch.arange(len(at), device=captured.device), upload(at, captured.device)]
 
     def select(self, rows: Sequence[int]) -> None:
-        self._states = self._states[torch.tensor(list(rows), device=self._states.device)]
+        self._states = self._states[upload(list(rows), self._states.device)]
 
     def path(self) -> str:
         return "eager, fused"
