@@ -21,7 +21,7 @@ from typing import Any
 import platformdirs
 import torch
 
-from decoder import catalog
+from decoder import catalog, families
 from decoder.errors import ModelError
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -146,6 +146,7 @@ def load_config(name: str, role: str = "target") -> Any:
     """The configuration alone, without weights. Raises ModelError."""
     from transformers import AutoConfig
 
+    families.register()
     place = locate(name, role=role)
     return guarded(name, role, lambda: AutoConfig.from_pretrained(place.where, trust_remote_code=False))
 
@@ -277,6 +278,7 @@ def _load(name: str, dtype: str, device: str, progress: Progress, role: str) -> 
     from transformers import AutoModelForCausalLM
 
     _quiet_libraries()
+    families.register()
     progress(0.0, f"looking for {name}")
     place = locate(name, progress, role=role)
     progress(0.9 if place.local else 0.1, f"loading {name}")

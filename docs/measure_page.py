@@ -88,8 +88,8 @@ class BrowserPage:
         from decoder import catalog
 
         title = next(entry.title for entry in catalog.proposers() if entry.name == proposer)
-        self.page.click("#rl-proposer input")
-        self.page.get_by_role("option", name=title).first.click()
+        self.page.click("#rl-proposer .rl-pick-button")
+        self.page.locator("#rl-proposer").get_by_role("option", name=title).first.click()
 
     def run(self) -> dict[str, Any]:
         from storage import open_store

@@ -38,8 +38,10 @@ def proposer_options(target: str) -> list[tuple[str, str]]:
     options: list[tuple[str, str]] = []
     for entry in catalog.proposers():
         if entry.name == "draft-model":
-            drafts, _ = pairs.draft_choices(target)
-            options += [(f"Draft model: {name}", DRAFT_PREFIX + name) for _, name in drafts]
+            drafts = pairs.draft_options(target, entry.name, read=False)
+            options += [
+                (f"Draft model: {d.name}", DRAFT_PREFIX + d.name) for d in drafts if d.state in ("ready", "fetch")
+            ]
         elif entry.name != "none":
             options.append((entry.title, entry.name))
     return options

@@ -1,8 +1,7 @@
-"""Greys out what cannot be combined, while a person changes the controls."""
+"""Greys out what cannot be combined, and keeps proposer and draft usable, while a person changes the controls."""
 
 from __future__ import annotations
 
-import html
 from typing import Any
 
 import gradio as gr
@@ -10,51 +9,93 @@ import gradio as gr
 from playground import pairs
 from playground.controls_view import ControlsView, gate
 from playground.deeplinks import shown
+from playground.draft_cards import card
+from playground.notes import note
+from playground.proposer_picker import MAX_OWN, draft_value, proposer_value, settle
 from playground.shell import QUICK
 
-_WATCHED = ("mode", "system_mode", "target", "proposer", "draft", "temperature")
+_WATCHED = ("mode", "system_mode", "proposer", "temperature")
 
 
-def wire_rules(controls: ControlsView) -> None:
+def wire_rules(controls: ControlsView, demo: gr.Blocks) -> None:
     """Connect the controls that others depend on."""
     parts = controls.parts
     inputs = [parts[name] for name in _WATCHED]
     for name in ("mode", "system_mode", "proposer"):
         parts[name].change(_refresh, inputs, controls.gated, **QUICK)
     parts["temperature"].change(_refresh, inputs, controls.gated, trigger_mode="always_last", **QUICK)
-    for name in ("target", "proposer"):
-        parts[name].change(
-            _offer,
-            [parts["target"], parts["proposer"], parts["draft"]],
-            [parts["draft"], controls.draft_line],
+    chosen = [parts["target"], parts["proposer"], parts["draft"]]
+    said = gr.State(None)
+    outputs = [
+        controls.proposers.offers,
+        controls.drafts.offers,
+        parts["proposer"],
+        parts["draft"],
+        controls.draft_line,
+        controls.card,
+        said,
+    ]
+    # One listener: answers come in the order of the changes, and the last one is that of what is on the page.
+    gr.on(
+        [demo.load, *(part.change for part in chosen)],
+        _offer,
+        [*chosen, said],
+        outputs,
+        trigger_mode="always_last",
+        **QUICK,
+    )
+    for picker in (controls.proposers, controls.drafts):
+        picker.part.own(
+            _take_own,
+            [parts["target"], parts["proposer"]],
+            [parts["proposer"], parts["draft"], controls.draft_line, said],
             **QUICK,
         )
 
 
 def _refresh(*values: Any) -> list[Any]:
-    held = dict(zip(_WATCHED, values, strict=True))
-    offered, _ = pairs.draft_choices(_name(held["target"]))
-    return gate(held, has_drafts=bool(offered) or bool(held["draft"]))
+    return gate(dict(zip(_WATCHED, values, strict=True)))
 
 
-def _offer(target: Any, proposer: Any, chosen: Any) -> tuple[Any, Any]:
-    """Only drafts that fit the target can be chosen; the others are named with the reason."""
-    name = _name(target)
-    if proposer != "draft-model" or not name:
-        return gr.skip(), ""
-    offered, left_out = pairs.draft_choices(name, check=True)
-    names = [value for _, value in offered]
-    lost = ""
-    if isinstance(chosen, str) and chosen and chosen not in names:
-        reason = pairs.misfit(name, chosen) if pairs.is_here(name) else None
-        if reason is None:
-            offered.append((chosen, chosen))
-            names.append(chosen)
-        else:
-            lost = f"“{shown(chosen)}” is no longer chosen: {reason}. "
-    value = chosen if chosen in names else names[0] if names else None
-    return gr.update(choices=offered, value=value), html.escape(lost + left_out)
+def _offer(target: Any, proposer: Any, draft: Any, said: Any) -> list[Any]:
+    """What fits the target, and a choice that can be used: what cannot is replaced, with the reason.
+
+    Values that stay are not sent back, so that a slow answer undoes nothing. ``said`` is the choice that the line
+    beside the draft is about: it goes with that choice.
+    """
+    name, who, held = _name(target), _name(proposer), _name(draft)
+    if not name:
+        return [gr.skip()] * 7
+    standings = pairs.standings(name, read=True)
+    choice = settle(name, who, held, standings=standings)
+    now = [name, choice.proposer, choice.draft]
+    with_draft = choice.proposer in pairs.WITH_DRAFT
+    options = pairs.draft_options(name, choice.proposer, read=True) if with_draft else []
+    return [
+        proposer_value(name, standings),
+        draft_value(name, choice.proposer, choice.draft, options) if with_draft else gr.skip(),
+        choice.proposer if choice.proposer != who else gr.skip(),
+        choice.draft if choice.draft != held else gr.skip(),
+        note(choice.lost, "warning") if choice.lost else gr.skip() if said == now else "",
+        card(choice.draft) if with_draft else "",
+        now,
+    ]
 
 
-def _name(target: Any) -> str:
-    return target.strip()[:500] if isinstance(target, str) else ""
+def _take_own(target: Any, proposer: Any, event: gr.EventData) -> list[Any]:
+    """A draft that somebody typed: chosen with the proposer that it is for, or refused with the reason."""
+    name, typed = _name(target), _name(event._data.get("name"))
+    if not name or not typed:
+        return [gr.skip()] * 4
+    who = pairs.guess_proposer(typed)
+    if pairs.here(typed) is None and proposer in pairs.WITH_DRAFT and who == "draft-model":
+        who = proposer  # its name says nothing: it is taken for what is chosen
+    fit = pairs.check(name, typed, who)
+    if fit.fits is False:
+        return [gr.skip(), gr.skip(), note(f"{shown(typed)} does not fit {name}: {fit.reason}", "error"), gr.skip()]
+    words = f"{shown(typed)} fits {name}" if fit.fits else fit.reason
+    return [who, typed, note(words, "good" if fit.fits else "info"), [name, who, typed]]
+
+
+def _name(value: Any) -> str:
+    return value.strip()[:MAX_OWN] if isinstance(value, str) else ""

@@ -12,6 +12,7 @@ from typing import Any
 
 from decoder.errors import RequestError
 from decoder.request import GenerationRequest, SamplingParams
+from playground.pairs import WITH_DRAFT
 
 CONTROLS: tuple[str, ...] = (
     "prompt",
@@ -69,7 +70,7 @@ def to_request(values: Mapping[str, Any]) -> GenerationRequest:
         system_prompt=system if chat else None,
         target=_text(values, "target").strip(),
         proposer=proposer,
-        draft=(_text(values, "draft").strip() or None) if proposer == "draft-model" else None,
+        draft=(_text(values, "draft").strip() or None) if proposer in WITH_DRAFT else None,
         k=_whole(values, "k", "k (draft length)"),
         max_new_tokens=_whole(values, "max_new_tokens", "max new tokens"),
         sampling=SamplingParams(
@@ -149,7 +150,7 @@ def from_request(request: GenerationRequest, *, baseline: bool = True) -> dict[s
     }
 
 
-def excluded(values: Mapping[str, Any], *, has_drafts: bool = True) -> dict[str, str | None]:
+def excluded(values: Mapping[str, Any]) -> dict[str, str | None]:
     """Which controls cannot be used together with the others, and why; None where a control can be used."""
     proposer = values.get("proposer")
     greedy = not values.get("temperature")
@@ -158,11 +159,8 @@ def excluded(values: Mapping[str, Any], *, has_drafts: bool = True) -> dict[str,
     def only(name: str, title: str) -> str | None:
         return None if proposer == name else f"only for the proposer {title}"
 
-    draft = only("draft-model", "draft model")
-    if draft is None and not has_drafts:
-        draft = "no draft that fits this target is here; type a Hugging Face id or a folder"
     reasons: dict[str, str | None] = {
-        "draft": draft,
+        "draft": None if proposer in WITH_DRAFT else "only for proposers with weights of their own",
         "k": "nothing is drafted without a proposer" if proposer == "none" else None,
         "ngram_min": only("ngram", "n-gram"),
         "ngram_max": only("ngram", "n-gram"),

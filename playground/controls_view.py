@@ -15,8 +15,11 @@ import gradio as gr
 from decoder import catalog
 from decoder.request import GenerationRequest
 from playground.controls import CONTROLS, excluded, from_request
+from playground.draft_cards import card
 from playground.example_prompts import EXAMPLES, Example
-from playground.pairs import draft_choices
+from playground.pairs import WITH_DRAFT, draft_options, standings
+from playground.picker_view import Picker
+from playground.proposer_picker import draft_value, proposer_value
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -44,7 +47,6 @@ _GATED = (
 _LABELS = {
     "system_mode": "System prompt",
     "system_prompt": "My system prompt",
-    "draft": "Draft",
     "k": "Draft length k",
     "ngram_min": "Shortest n-gram",
     "ngram_max": "Longest n-gram",
@@ -60,7 +62,6 @@ _LABELS = {
     "baseline": "Also run the baseline",
 }
 _HIDDEN_UNLESS_USED = {
-    "draft",
     "ngram_min",
     "ngram_max",
     "suffix_depth",
@@ -73,21 +74,13 @@ _HIDDEN_UNLESS_USED = {
 """Only one proposer uses these: they are shown with it and nowhere else."""
 
 
-def proposer_choices() -> list[tuple[str, str]]:
-    """Proposers as title and name, those of one family together."""
-    entries = catalog.proposers()
-    families = [entry.family for entry in entries]
-    return [(entry.title, entry.name) for entry in sorted(entries, key=lambda entry: families.index(entry.family))]
-
-
 def proposer_sentence(name: Any) -> str:
-    """A proposer's family, one sentence on it, and what it needs."""
+    """One sentence on a proposer, and what it needs."""
     entry = next((e for e in catalog.proposers() if e.name == name), None)
     if entry is None:
         return ""
-    family = f"{entry.family.capitalize()}. " if entry.name != "none" else ""
     needs = "" if entry.needs in ("", "nothing") else f" Needs {entry.needs}."
-    return f"{family}{entry.sentence}{needs}"
+    return f"{entry.sentence}{needs}"
 
 
 def target_choices() -> list[tuple[str, str]]:
@@ -104,9 +97,8 @@ class ControlsView:
     def __init__(self, initial: GenerationRequest) -> None:
         values = from_request(initial)
         self.parts: dict[str, Any] = {}
-        drafts, self.draft_note_text = draft_choices(initial.target, values["draft"])
         self._build_prompt(values)
-        self._build_proposer(values, drafts)
+        self._build_proposer(values)
         self._build_sampling(values)
 
     @property
@@ -137,21 +129,26 @@ class ControlsView:
             elem_id="rl-target",
         )
 
-    def _build_proposer(self, values: Mapping[str, Any], drafts: list[tuple[str, str]]) -> None:
+    def _build_proposer(self, values: Mapping[str, Any]) -> None:
         put = self.parts
-        put["proposer"] = gr.Dropdown(
-            proposer_choices(), value=values["proposer"], label="Proposer: who drafts", elem_id="rl-proposer"
+        target, proposer, draft = values["target"], values["proposer"], values["draft"] or ""
+        # Nothing is read for the first page: what fits is looked up as soon as it is open.
+        offers = proposer_value(target, standings(target, read=False))
+        self.proposers = Picker("proposer", "Proposer: who drafts", proposer, offers)
+        put["proposer"] = self.proposers.part
+        self.proposer_line = gr.HTML(
+            _help(proposer_sentence(proposer)), elem_classes="rl-help", elem_id="rl-proposer-line"
         )
-        self.proposer_line = gr.HTML(_help(proposer_sentence(values["proposer"])), elem_classes="rl-help")
-        first = excluded(values, has_drafts=bool(drafts))
+        first = excluded(values)
 
         def gate(name: str) -> dict[str, Any]:
             return _gate_settings(name, first)
 
-        put["draft"] = gr.Dropdown(
-            drafts, value=values["draft"], allow_custom_value=True, elem_id="rl-draft", **gate("draft")
-        )
-        self.draft_line = gr.HTML(_help(self.draft_note_text), elem_classes="rl-help", elem_id="rl-draft-note")
+        offers = draft_value(target, proposer, draft, draft_options(target, proposer, read=False))
+        self.drafts = Picker("draft", "Draft", draft, offers, **gate("draft"))
+        put["draft"] = self.drafts.part
+        self.draft_line = gr.HTML("", elem_classes="rl-note-line", elem_id="rl-draft-note")
+        self.card = gr.HTML(card(draft) if proposer in WITH_DRAFT else "", elem_id="rl-draft-card")
         with gr.Row():
             put["ngram_min"] = gr.Number(values["ngram_min"], precision=0, **gate("ngram_min"))
             put["ngram_max"] = gr.Number(values["ngram_max"], precision=0, **gate("ngram_max"))
@@ -217,18 +214,20 @@ class ControlsView:
         put["baseline"] = gr.Checkbox(values["baseline"], elem_id="rl-baseline", **gate("baseline"))
 
 
-def gate(values: Mapping[str, Any], *, has_drafts: bool) -> list[Any]:
+def gate(values: Mapping[str, Any]) -> list[Any]:
     """Updates for ``ControlsView.gated`` after a control changed."""
-    reasons = excluded(values, has_drafts=has_drafts)
+    reasons = excluded(values)
     updates: list[Any] = [gr.update(**_gate_settings(name, reasons)) for name in _GATED]
     return [*updates, _help(proposer_sentence(values.get("proposer")))]
 
 
 def _gate_settings(name: str, reasons: Mapping[str, str | None]) -> dict[str, Any]:
     reason = reasons.get(name)
+    if name == "draft":  # a picker: it says itself what cannot be chosen
+        return {"visible": reason is None}
     settings: dict[str, Any] = {
         "label": _LABELS[name] if name != "baseline" or not reason else f"{_LABELS[name]} ({reason})",
-        "interactive": reason is None or (name == "draft" and not reason.startswith("only for")),
+        "interactive": reason is None,
     }
     if name != "baseline":
         settings["info"] = _sentence(reason) if reason else _INFO.get(name, "")
@@ -240,7 +239,6 @@ def _gate_settings(name: str, reasons: Mapping[str, str | None]) -> dict[str, An
 _INFO = {
     "k": "Tokens written ahead in each step.",
     "prediction": "The text that you expect the answer to contain.",
-    "draft": "A smaller model with the target's vocabulary.",
     "suffix_earlier": "The outputs of stored runs of this target are counted too. A prompt that was asked before then "
     "looks magically fast; the run says so.",
 }

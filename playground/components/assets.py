@@ -21,6 +21,7 @@ SCRIPTS = (
     "scrubber",
     "compare",
     "address",
+    "picker",
     "mount",
 )
 """In order of need: each file uses only what stands before it."""
@@ -29,6 +30,7 @@ STYLES = (
     "tokens",
     "page",
     "controls",
+    "picker",
     "card",
     "marks",
     "answer",

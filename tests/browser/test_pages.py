@@ -40,6 +40,12 @@ def choose(page: Page, field: str, label: str) -> None:
     page.get_by_role("option", name=label).first.click()
 
 
+def propose(page: Page, title: str) -> None:
+    """Choose a proposer."""
+    page.click("#rl-proposer .rl-pick-button")
+    page.locator("#rl-proposer").get_by_role("option", name=title).first.click()
+
+
 def run_id(page: Page) -> str:
     """The run that the address names."""
     page.wait_for_url(re.compile(r"[?&]run=r"))
@@ -93,7 +99,7 @@ def test_a_run_grows_ends_and_is_in_the_address(visitor: Visitor) -> None:
 @pytest.mark.parametrize("proposer", ["No drafting", "N-gram", "Predicted output", "Early exit"])
 def test_every_proposer_runs(visitor: Visitor, proposer: str) -> None:
     page = visitor.open()
-    choose(page, "#rl-proposer", proposer)
+    propose(page, proposer)
     if proposer == "Predicted output":
         expect(page.locator("#rl-prediction textarea")).to_be_visible()
         page.fill("#rl-prediction textarea", "The sky is blue")

@@ -35,6 +35,8 @@ def test_the_start_values_name_every_control() -> None:
         GenerationRequest(prompt="Hello"),
         GenerationRequest(prompt="Hello", chat=False, proposer="ngram", ngram_min=2, ngram_max=7, k=9),
         GenerationRequest(prompt="a", system_prompt="", proposer="draft-model", draft="smollm2-draft"),
+        GenerationRequest(prompt="a", proposer="eagle3", draft="./my-head"),
+        GenerationRequest(prompt="a", proposer="mtp"),
         GenerationRequest(prompt="a", system_prompt="be brief", proposer="prediction", prediction="b\n\tc"),
         GenerationRequest(
             prompt="a",
@@ -151,7 +153,8 @@ def test_exclusions_give_reasons() -> None:
     assert reasons["k"]
     reasons = excluded({"proposer": "draft-model", "temperature": 0.5, "mode": "chat", "system_mode": "own"})
     assert not any(reasons[name] for name in ("draft", "k", "baseline", "top_p", "system_prompt"))
-    assert excluded({"proposer": "draft-model"}, has_drafts=False)["draft"]
+    for proposer in ("eagle3", "eagle", "mtp", "medusa"):
+        assert excluded({"proposer": proposer})["draft"] is None
 
 
 def test_lengths() -> None:
