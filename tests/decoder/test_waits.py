@@ -8,10 +8,14 @@ import pytest
 import torch
 
 from decoder.capture import RerunCapture
+from decoder.clock import Clock
 from decoder.fused import FusedRunner, Weights
 from decoder.graphs import GraphRunner, Recordings
-from tests.fake_device import DEVICE, DeviceTensor, fake_device, on_device
-from tests.tiny import CONTEXT, tiny_llama
+from decoder.proposers import Proposer
+from decoder.proposers.draft_model import DraftModelProposer, EarlyExitProposer
+from tests.fake_device import DEVICE, DeviceTensor, FakeDevice, fake_device, on_device
+from tests.tiny import CONTEXT, tiny_decoder, tiny_llama
+from tests.toys import Recite, ask
 
 
 def device_weights(seed: int = 0, layers: int = 3) -> Weights:
@@ -80,3 +84,68 @@ def test_no_pass_waits(path: str, batch: int, monkeypatch: pytest.MonkeyPatch) -
             runner.select([0, 2])
             runner.forward(ids[:2, :1])
         assert device.waits == []
+
+
+def steps_waits(
+    device: FakeDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    proposer: Proposer | None,
+    target: FusedRunner,
+    **changes: object,
+) -> list[list[str]]:
+    """The waits of every step's clock of a run."""
+    found: list[list[str]] = []
+    start, stop = Clock.start, Clock.stop
+
+    def begin(clock: Clock) -> None:
+        device.waits.clear()
+        device.counting = True
+        start(clock)
+
+    def end(clock: Clock) -> tuple[float, float, float]:
+        times = stop(clock)
+        device.counting = False
+        found.append(list(device.waits))
+        return times
+
+    monkeypatch.setattr(Clock, "start", begin)
+    monkeypatch.setattr(Clock, "stop", end)
+    device.counting = False
+    decoder = tiny_decoder(proposer, target)
+    asked = [
+        ask(prompt, proposer="ngram", ignore_eos=True, max_new_tokens=n, k=3, **changes)
+        for prompt, n in PROMPTS.items()
+    ]
+    runs = decoder.batch(asked)
+    for _ in runs:
+        pass
+    assert [run.error for run in runs.runs] == [None] * len(asked)
+    assert proposer is None or any(step.drafts for run in runs.runs for step in run.steps)
+    return found
+
+
+PROMPTS = {"The quick brown fox": 8, "def f(x): return x": 20, "The lazy dog jumps": 14}
+"""With the length of the answer: rows leave at different times."""
+GREEDY: dict[str, object] = {}
+SAMPLED: dict[str, object] = {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.01}
+PENALISED: dict[str, object] = {"repetition_penalty": 1.3, "frequency_penalty": 0.2, "logit_bias": ((5, 1.0),)}
+
+
+@pytest.mark.parametrize("path", ["fused", "graphs"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED, SAMPLED | PENALISED])
+@pytest.mark.parametrize("name", ["none", "script", "draft-model", "early-exit"])
+def test_a_round_waits_once(name: str, sampling: dict[str, object], path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rows together; whoever proposes chains, the host reads the verdicts and nothing else."""
+    target = device_runner(path)
+    proposers = {
+        "none": lambda: None,
+        "script": lambda: Recite(lambda tokens, k: list(range(9, 9 + k))),
+        "draft-model": lambda: DraftModelProposer(device_runner(path, 1, 1)),
+        "early-exit": lambda: EarlyExitProposer(target, 3, 2),
+    }
+    with fake_device(monkeypatch) as device:
+        found = steps_waits(device, monkeypatch, proposers[name](), target, **sampling)
+    assert len(found) > 4
+    for waits in found:
+        assert len(waits) == 1, waits
+        assert "judge.py" in waits[0]
