@@ -5,11 +5,13 @@ from __future__ import annotations
 from decoder import catalog, loading
 from decoder.engine import SpeculativeDecoder, Target
 from decoder.errors import ModelError
+from decoder.fused import why_not
 from decoder.heads.expect import TargetFacts
 from decoder.heads.files import HeadFiles, open_files
 from decoder.heads.layout import Layout, find_layout, require
 from decoder.heads.load import borrow, load_head
 from decoder.heads.models import MedusaHeads, RecurrentHead
+from decoder.heads.native import load_native
 from decoder.heads.runner import HeadRunner
 from decoder.loading import LoadedModel, Progress
 from decoder.proposers.base import Proposer
@@ -58,11 +60,17 @@ def _named(
     own = own or name == request.target
     files = open_files(name, role="target" if own else "draft")
     layout = _own_layer(files, request) if own else require(name, request.proposer, files.config, files.shapes)
+    native = own and not (layout.style == "mimo" or why_not(loaded.model) is None)
     key = (name, layout.proposer, id(loaded))
     if key not in _kept:
         _make_room()
-        facts = TargetFacts.of_config(loaded.name, loaded.model.config)
-        _kept[key] = loaded, load_head(files, layout, facts, borrow(loaded.model))
+        borrowed = borrow(loaded.model)
+        if native:
+            _kept[key] = loaded, load_native(name, loaded.model, layout, borrowed)
+        else:
+            part = files.inside("mtp.", "model.mtp_layers.") if own else files
+            facts = TargetFacts.of_config(loaded.name, loaded.model.config)
+            _kept[key] = loaded, load_head(part, layout, facts, borrowed)
     head = _kept[key][1]
     versions = {
         "draft_family": layout.proposer,

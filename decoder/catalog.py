@@ -153,6 +153,15 @@ _HUB = (
         "meta-llama/Llama-3.1-8B-Instruct",
     ),
     (
+        "XiaomiMiMo/MiMo-7B-Base",
+        "target",
+        "mimo",
+        "MIT",
+        15684,
+        "its own checkpoint holds an MTP layer",
+        None,
+    ),
+    (
         "HuggingFaceTB/SmolLM2-1.7B-Instruct",
         "target",
         "llama",

@@ -20,7 +20,7 @@ from decoder.transfer import upload
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
-_FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
+_FAMILIES = {"llama", "mistral", "mimo", "qwen2", "qwen3"}
 """Families whose layers are the plain ones below; others take the generic path."""
 
 

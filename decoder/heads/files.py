@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,11 @@ class HeadFiles:
                 for name in wanted:
                     found[name] = file.get_tensor(name)
         return found
+
+    def inside(self, *prefixes: str) -> HeadFiles:
+        """Only the tensors whose names begin so: a head inside its target's own checkpoint."""
+        shapes = {name: shape for name, shape in self.shapes.items() if name.startswith(prefixes)}
+        return replace(self, shapes=shapes)
 
     def not_floats(self, names: Iterable[str]) -> list[str]:
         """Those of ``names`` that are quantised or otherwise no plain floating-point tensors."""

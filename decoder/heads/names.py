@@ -58,8 +58,6 @@ def canonical(shapes: Shapes, layout: Layout) -> dict[str, str]:
         elif layout.proposer == "medusa":
             name = _MEDUSA_BLOCK.sub(r"blocks.\1.layers.\2.\3", name)
             name = _MEDUSA_HEAD.sub(r"lm_heads.\1.weight", name)
-        elif layout.style == "mimo" and not name.startswith("mtp_layers."):
-            continue  # the target's own layers
         found[name] = own
     return found
 
