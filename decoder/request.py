@@ -15,6 +15,7 @@ from decoder.errors import RequestError
 
 MAX_K = 64
 MAX_NEW_TOKENS = 32_768
+MAX_SUFFIX_DEPTH = 128
 
 PROPOSERS = (
     "none",
@@ -156,7 +157,7 @@ class GenerationRequest:
         _integer("tree width", self.tree_width, 1, 32)
         _integer("n-gram minimum", self.ngram_min, 1, 64)
         _integer("n-gram maximum", self.ngram_max, self.ngram_min, 64)
-        _integer("suffix depth", self.suffix_depth, 2, 256)
+        _integer("suffix depth", self.suffix_depth, 2, MAX_SUFFIX_DEPTH)
         _number("suffix factor", self.suffix_factor, 0, 64, open_low=True)
         _number("suffix least probability", self.suffix_min_prob, 0, 1)
         _integer("exit layer", self.exit_layer, 0, 10_000)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from decoder.proposers.base import Context, Proposal, Proposer, Row
 from decoder.proposers.suffix_automaton import Place, SuffixAutomaton
+from decoder.request import MAX_SUFFIX_DEPTH
 
 MAX_EARLIER_TOKENS = 32_768
 """Most tokens of earlier runs that are kept, the first lists first: a few tens of MB."""
@@ -22,8 +23,9 @@ MAX_EARLIER_TOKENS = 32_768
 class _RowIndex:
     """One row's own text, and its place in the texts of earlier runs."""
 
-    def __init__(self, row: Row, earlier: SuffixAutomaton | None) -> None:
+    def __init__(self, row: Row, earlier: SuffixAutomaton | None, vocab_size: int) -> None:
         self.row = row
+        self.vocab_size = vocab_size
         self.own = SuffixAutomaton(row.request.suffix_depth)
         self.earlier = earlier
         self.place = Place()
@@ -33,13 +35,16 @@ class _RowIndex:
         fresh = self.row.tokens[self.own.size :]
         self.own.extend(fresh)
         request = self.row.request
-        tokens, score = self.own.draft(self.own.end, k, request.suffix_factor, request.suffix_min_prob)
+        options = request.suffix_depth, request.suffix_factor, request.suffix_min_prob
+        tokens, score = self.own.draft(self.own.end, k, *options)
         if self.earlier is not None:
             for token in fresh:
                 self.earlier.advance(self.place, token)
-            found, promised = self.earlier.draft(self.place, k, request.suffix_factor, request.suffix_min_prob)
+            found, promised = self.earlier.draft(self.place, k, *options)
             if promised > score:
-                return found
+                # An id that the target does not have cannot be verified.
+                known = next((i for i, token in enumerate(found) if token >= self.vocab_size), len(found))
+                return found[:known]
         return tokens
 
 
@@ -49,44 +54,35 @@ class SuffixProposer(Proposer):
     name = "suffix"
 
     def __init__(self) -> None:
-        self._earlier: list[list[int]] = []
-        self._indexes: dict[int, SuffixAutomaton] = {}
+        self._earlier: SuffixAutomaton | None = None
 
     def remember(self, runs: Sequence[Sequence[int]]) -> str:
-        """Also count these token lists, likeliest to be of use first; says what was kept of them."""
-        self._earlier = []
-        self._indexes = {}
-        room = MAX_EARLIER_TOKENS
+        """Also count these token lists, likeliest to be of use first; says what was kept of them.
+
+        They are read here and not when a run begins: a server reads each run once, when it ends.
+        """
+        count, room = 0, MAX_EARLIER_TOKENS
+        index = SuffixAutomaton(MAX_SUFFIX_DEPTH)
         for ids in runs:
             kept = list(ids[:room])
             if kept:
-                self._earlier.append(kept)
-                room -= len(kept)
-        count = len(self._earlier)
+                index.extend(kept)
+                index.separate()
+                count, room = count + 1, room - len(kept)
+        self._earlier = index if count else None
         return f"{count:,} run{'' if count == 1 else 's'}, {MAX_EARLIER_TOKENS - room:,} tokens"
 
     def begin(self, context: Context) -> None:
         self._context = context
-        self._rows = [_RowIndex(row, self._index(row, context.vocab_size)) for row in context.rows]
-
-    def _index(self, row: Row, vocab_size: int) -> SuffixAutomaton | None:
-        """The automaton of the earlier runs at the row's depth, where the row asks for them."""
-        if not row.request.suffix_earlier or not self._earlier:
-            return None
-        depth = row.request.suffix_depth
-        if depth not in self._indexes:
-            index = self._indexes[depth] = SuffixAutomaton(depth)
-            for ids in self._earlier:
-                # An id that the target does not have cannot be verified: it ends the piece, as the end of a run does.
-                for token in ids:
-                    if 0 <= token < vocab_size:
-                        index.extend((token,))
-                    else:
-                        index.separate()
-                index.separate()
-        return self._indexes[depth]
+        self._rows = [
+            _RowIndex(row, self._earlier if row.request.suffix_earlier else None, context.vocab_size)
+            for row in context.rows
+        ]
 
     def propose(self, ks: Sequence[int], u: Tensor) -> Proposal:
         drafts = [index.draft(k) if k else [] for index, k in zip(self._rows, ks, strict=True)]
         reason = "the end of the text never occurred before at any step, or was never followed by anything likely"
         return Proposal.of_lists(drafts, self._context.device, [None if d else reason for d in drafts])
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._rows = [self._rows[row] for row in rows]

@@ -78,32 +78,25 @@ class SuffixAutomaton:
             place.length += 1
             self._shorten(place, self.depth)
 
-    def draft(self, place: Place, k: int, factor: float, min_prob: float) -> tuple[list[int], float]:
+    def draft(self, place: Place, k: int, depth: int, factor: float, min_prob: float) -> tuple[list[int], float]:
         """The best continuation of ``place`` and how many of its tokens are expected to be right.
 
         Every piece that ends at ``place`` is tried. Behind a piece of m tokens the likeliest continuation is followed
         while its probability (product of the shares of occurrences that went on so) is at least ``min_prob``, for at
-        most k, ``factor`` * m and ``depth`` - m tokens; the sum of those probabilities decides between pieces, the
-        longer piece where they are equal.
+        most k, ``factor`` * m and ``depth`` - m tokens (``depth`` at most the automaton's own); the sum of those
+        probabilities decides between pieces, the longer piece where they are equal.
         """
         best: tuple[list[int], float] = [], 0.0
         state, length = place.state, place.length
         while state > 0:
             shortest = self._length[self._link[state]] + 1
-            room = self._room(shortest, length, k, factor)
+            room = _room(shortest, length, k, depth, factor)
             if room > best[1]:
                 found = self._follow(state, room, min_prob)
                 if found[1] > best[1]:
                     best = found
             state, length = self._link[state], shortest - 1
         return best
-
-    def _room(self, shortest: int, longest: int, k: int, factor: float) -> int:
-        """Most tokens that may be drafted behind a piece whose length is chosen between ``shortest`` and ``longest``:
-        a longer one allows more by ``factor`` and leaves less of ``depth``."""
-        even = int(self.depth / (1 + factor))
-        lengths = {min(max(m, shortest), longest) for m in (even, even + 1)}
-        return max(min(k, int(m * factor + 1e-6), self.depth - m) for m in lengths)
 
     def _follow(self, state: int, room: int, min_prob: float) -> tuple[list[int], float]:
         tokens: list[int] = []
@@ -184,3 +177,11 @@ class SuffixAutomaton:
         self._count.append(count)
         self._latest.append(latest)
         return len(self._next) - 1
+
+
+def _room(shortest: int, longest: int, k: int, depth: int, factor: float) -> int:
+    """Most tokens that may be drafted behind a piece whose length is chosen between ``shortest`` and ``longest``: a
+    longer one allows more by ``factor`` and leaves less of ``depth``."""
+    even = int(depth / (1 + factor))
+    lengths = {min(max(m, shortest), longest) for m in (even, even + 1)}
+    return max(min(k, int(m * factor + 1e-6), depth - m) for m in lengths)

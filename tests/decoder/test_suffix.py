@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from decoder.engine import Decoding
 from decoder.errors import RequestError
 from decoder.proposers.base import Proposal
 from decoder.proposers.suffix import MAX_EARLIER_TOKENS, SuffixProposer
@@ -31,7 +30,7 @@ def automaton(tokens: list[int], depth: int = 24) -> SuffixAutomaton:
 
 def draft(tokens: list[int], k: int, *, depth: int = 24, factor: float = 1.0, min_prob: float = 0.1) -> list[int]:
     built = automaton(tokens, depth)
-    return built.draft(built.end, k, factor, min_prob)[0]
+    return built.draft(built.end, k, depth, factor, min_prob)[0]
 
 
 def occurrences(tokens: list[int], piece: list[int]) -> list[int]:
@@ -85,7 +84,7 @@ def test_the_draft_promises_what_a_plain_search_promises(
     tokens: list[int], k: int, depth: int, factor: float, min_prob: float
 ) -> None:
     built = automaton(tokens, depth)
-    found, score = built.draft(built.end, k, factor, min_prob)
+    found, score = built.draft(built.end, k, depth, factor, min_prob)
     assert score == pytest.approx(plain_draft(tokens, k, depth, factor, min_prob))
     assert len(found) <= k
 
@@ -128,9 +127,9 @@ def test_a_foreign_text_finds_its_place_and_never_crosses_a_separator() -> None:
     place = Place()
     for token in [9, 2, 3]:
         built.advance(place, token)
-    assert built.draft(place, 4, 1.0, 0.1)[0] == [4]
+    assert built.draft(place, 4, 8, 1.0, 0.1)[0] == [4]
     built.advance(place, 4)
-    assert built.draft(place, 4, 1.0, 0.1)[0] == [], "what begins another run does not follow"
+    assert built.draft(place, 4, 8, 1.0, 0.1)[0] == [], "what begins another run does not follow"
 
 
 def test_a_long_repetitive_text_stays_small() -> None:
@@ -142,7 +141,7 @@ def test_a_long_repetitive_text_stays_small() -> None:
     text = [rng.randrange(400) for _ in range(6000)]
     built = automaton(text + text[:300])
     assert built.states <= 2 * 6300
-    assert built.draft(built.end, 8, 1.0, 0.1)[0] == text[300:308]
+    assert built.draft(built.end, 8, 24, 1.0, 0.1)[0] == text[300:308]
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 32])
@@ -200,11 +199,8 @@ def test_rows_of_a_batch_give_what_they_give_alone() -> None:
         ask("fedfed", proposer="suffix", k=3, max_new_tokens=14, temperature=0.7, seed=8),
     ]
     alone = [toy_decoder(p_row, V, SuffixProposer()).run(request).output_ids for request in requests]
-    together = Decoding(toy_decoder(p_row, V, SuffixProposer()), requests)
-    together.prefill(0.0)
-    while any(state.finish is None for state in together.states):
-        together.step()
-    assert [together.snapshot(b).output_ids for b in range(3)] == alone
+    together = toy_decoder(p_row, V, SuffixProposer()).generate(requests)
+    assert [run.output_ids for run in together] == alone
 
 
 # --- earlier runs ---------------------------------------------------------------------------------------------------
