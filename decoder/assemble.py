@@ -11,6 +11,7 @@ from decoder.compiled import CompiledRunner, compiled_steps
 from decoder.engine import SpeculativeDecoder, Target
 from decoder.errors import IncompatibleError, ModelError
 from decoder.fused import FusedRunner, Weights, why_not
+from decoder.graphs import graph_runner
 from decoder.heads.layout import HEADS
 from decoder.loading import LoadedModel, Progress, silent
 from decoder.proposers import Proposer
@@ -33,6 +34,9 @@ def new_runner(loaded: LoadedModel) -> RowRunner:
     if id(loaded) not in _weights:
         _weights[id(loaded)] = (loaded, Weights(loaded.model))
     weights = _weights[id(loaded)][1]
+    recorded = graph_runner(weights, context=loaded.context, device=loaded.device)
+    if recorded is not None:
+        return recorded
     steps = compiled_steps(loaded)
     if steps:
         return CompiledRunner(weights, steps, context=loaded.context, device=loaded.device)

@@ -25,6 +25,9 @@ WARM_UP = 2
 class Capture(Protocol):
     """How work is recorded."""
 
+    path: str
+    """What it is called in the record of a run."""
+
     def record(self, work: Work) -> Work:
         """Run ``work`` at least once and return what runs it again. RuntimeError: it cannot be recorded."""
 
@@ -34,6 +37,8 @@ class Capture(Protocol):
 
 class RerunCapture:
     """No recording: calls the work again. For rehearsing on the CPU."""
+
+    path = "CUDA graph, rehearsed"
 
     def record(self, work: Work) -> Work:
         """See ``Capture.record``. Like a graph's, the outputs are the same tensors every time."""
@@ -52,6 +57,8 @@ class RerunCapture:
 
 class CudaCapture:
     """CUDA graphs. All share one memory pool: whoever runs one takes its outputs before the next one runs."""
+
+    path = "CUDA graph"
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)

@@ -36,17 +36,6 @@ LIMIT = 48
 """Recordings kept; the one that was not used for longest goes first."""
 
 
-def capture_for(device: str) -> Capture | None:
-    """How passes are recorded on ``device``, or None where they are not. ``REDLINE_GRAPHS=0`` turns recording off;
-    ``rehearse`` goes through all of it on a device without graphs."""
-    setting = os.environ.get("REDLINE_GRAPHS", "")
-    if setting == "0":
-        return None
-    if device.startswith("cuda"):
-        return CudaCapture(device)
-    return RerunCapture() if setting == "rehearse" else None
-
-
 def pad(size: int, sizes: Sequence[int]) -> int:
     """The least of ``sizes`` (increasing) that ``size`` fits into; 0 when it is larger than all."""
     return next((s for s in sizes if s >= size), 0)
@@ -232,7 +221,7 @@ class GraphRunner(FusedRunner):
     @property
     def path(self) -> str:  # type: ignore[override]
         """What computes the passes; changes once, should recording turn out to be impossible."""
-        return FusedRunner.path if self.recordings.why_off else "CUDA graph"
+        return FusedRunner.path if self.recordings.why_off else self.recordings.capture.path
 
     def path_note(self) -> str | None:
         """Why passes are not recorded, or None while they are."""
@@ -310,3 +299,18 @@ class GraphRunner(FusedRunner):
             cos, sin = self.weights.rotary(self.weights.embedding[:1], at)
             self._rope = {capacity: (cos[0].clone(), sin[0].clone())}
         return self._rope[capacity]
+
+
+def graph_runner(weights: Weights, *, context: int, device: str) -> GraphRunner | None:
+    """A runner with recorded passes, or None on a device that has none. ``REDLINE_GRAPHS=0`` switches them off;
+    ``rehearse`` goes through all of it on any device, only that nothing is recorded."""
+    setting = os.environ.get("REDLINE_GRAPHS", "")
+    if setting == "rehearse":
+        recordings = Recordings(RerunCapture(), device)
+    elif device.startswith("cuda"):
+        recordings = Recordings(CudaCapture(device), device)
+        if setting == "0":
+            recordings.why_off = "REDLINE_GRAPHS=0"
+    else:
+        return None
+    return GraphRunner(weights, recordings, context=context, device=device)

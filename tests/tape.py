@@ -46,6 +46,8 @@ class Tape(TorchDispatchMode):
 class TapeCapture:
     """A ``Capture`` for tests. ``recorded`` counts; ``fail_at`` makes that recording fail, as for want of memory."""
 
+    path = "CUDA graph"
+
     def __init__(self, fail_at: int | None = None) -> None:
         self.recorded = self.forgotten = 0
         self.fail_at = fail_at

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import random
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from decoder import capture
+from decoder import assemble, capture, graphs, loading
 from decoder.capture import CudaCapture, RerunCapture
 from decoder.fused import FusedRunner
-from decoder.graphs import GraphRunner, Recordings, capacity_for, capture_for, pad
+from decoder.graphs import GraphRunner, Recordings, capacity_for, pad
+from decoder.graphs import graph_runner as graph_runner_for
 from decoder.proposers.draft_model import DraftModelProposer
 from decoder.request import GenerationRequest
 from tests.tape import TapeCapture
-from tests.tiny import CONTEXT, fused_weights, tiny_decoder
+from tests.tiny import CONTEXT, fused_weights, save_tiny, tiny_decoder
 
 CLOSE = {"atol": 2e-4, "rtol": 1e-4}
 
@@ -236,13 +238,31 @@ def test_an_error_in_a_recording_is_one_line() -> None:
     assert runner.recordings.why_off == "operation not permitted when stream is capturing"
 
 
-def test_who_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_model_runs_on_recorded_passes_where_there_are_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = loading.load(str(save_tiny(tmp_path)), "float32", "cpu")
+    monkeypatch.setenv("REDLINE_COMPILE", "0")
     monkeypatch.delenv("REDLINE_GRAPHS", raising=False)
-    assert capture_for("cpu") is None
-    monkeypatch.setenv("REDLINE_GRAPHS", "0")
-    assert capture_for("cuda") is None
+    assert not isinstance(assemble.new_runner(loaded), GraphRunner)
     monkeypatch.setenv("REDLINE_GRAPHS", "rehearse")
-    assert isinstance(capture_for("cpu"), RerunCapture)
+    runner = assemble.new_runner(loaded)
+    assert isinstance(runner, GraphRunner)
+    assert runner.path == "CUDA graph, rehearsed"
+    request = GenerationRequest("The quick", chat=False, max_new_tokens=20, ignore_eos=True)
+    outputs = [tiny_decoder(target=r).run(request).output_ids for r in (runner, eager_runner())]
+    assert outputs[0] == outputs[1]
+    assert len(runner.recordings) == 1
+
+
+def test_recording_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "CudaCapture", lambda device: TapeCapture())
+    for setting, path in (("1", "CUDA graph"), ("0", "eager, fused")):
+        monkeypatch.setenv("REDLINE_GRAPHS", setting)
+        runner = graph_runner_for(fused_weights(0, 3, 384), context=CONTEXT, device="cuda")
+        assert runner is not None
+        assert runner.path == path
+    assert runner.path_note() == "CUDA graphs are off: REDLINE_GRAPHS=0"
 
 
 def test_a_rehearsal_gives_the_same_tensors_every_time() -> None:
