@@ -68,7 +68,8 @@
       }
     };
 
-    const visible = (token) => !(token.mark === "rejected" && !options.rejected) && !(token.mark === "untested" && !options.untested);
+    const left = (token) => token.aside && options.mode === "text";
+    const visible = (token) => !left(token) && !(token.mark === "rejected" && !options.rejected) && !(token.mark === "untested" && !options.untested);
 
     const make = (row, token) => {
       if (options.mode === "text") return marks.flow(row, token, options.whitespace);
@@ -82,6 +83,7 @@
         if (row.index > store.state.position) group.classList.add("rl-future");
         for (const index of row.order) {
           const token = row.tokens[index];
+          if (left(token)) continue;
           const element = make(row, token);
           elements.set(marks.key(token), element);
           group.append(element);

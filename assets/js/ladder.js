@@ -7,6 +7,9 @@
   const { h, marks, store, fmt } = R;
 
   const LINE = 34;
+  const BRANCH = 28;
+  /** Lines of one tree that are drawn. */
+  const MAX_LINES = 24;
   const SPARE = 8;
 
   const timeBar = (row, scale) => {
@@ -22,42 +25,64 @@
       h("span.rl-num", { text: row.index === 0 ? "prefill" : fmt.ms(row.ms) }));
   };
 
+  /** What stands behind the kept drafts of a step: the target's token, or why there is none. */
+  const ending = (row, put) => {
+    if (row.own) return [h("span.rl-arrow", { text: "→", "aria-hidden": "true" }), put(row.own)];
+    return row.step.drafts.length ? [h("span.rl-nodraft", { text: "→ end of run" })] : [];
+  };
+
   const chips = (row, element) => {
-    const lines = h("span.rl-lines");
-    row.lines.forEach((line, n) => {
-      const holder = h("span.rl-line");
-      if (line.from > 0 || n > 0) {
-        holder.style.setProperty("--rl-depth", line.from);
-        holder.classList.add("rl-branch");
-        const behind = line.parent >= 0 ? row.tokens[line.parent] : null;
-        holder.append(h("span.rl-twig", {
-          text: line.from > 0 ? "└" : "├", "aria-hidden": "true",
-          title: behind ? `branches off behind ${R.text.label(behind.label, 20)}` : "another first token",
+    const put = (token) => {
+      const chip = marks.chip(row, token, "button");
+      element.set(marks.key(token), chip);
+      return chip;
+    };
+    if (!row.chain) return branches(row, put);
+    const holder = h("span.rl-line", {}, ...row.lines[0].tokens.map((index) => put(row.tokens[index])));
+    if (!row.step.drafts.length) holder.append(h("span.rl-nodraft", { text: row.index === 0 ? "from the prompt" : "nothing drafted", title: row.step.k_reason }));
+    holder.append(...ending(row, put));
+    return h("span.rl-lines", {}, holder);
+  };
+
+  /** A tree: one column per place in the draft. The first line was kept; below each place, what else was drafted for it. */
+  const branches = (row, put) => {
+    const shown = row.lines.slice(0, MAX_LINES);
+    const depth = Math.max(...shown.map((line) => line.from + line.tokens.length), row.lines[0].tokens.length + 1);
+    const grid = h("span.rl-lines.rl-tree", { style: `grid-template-columns:repeat(${depth},max-content);grid-template-rows:${LINE - 1}px;grid-auto-rows:${BRANCH}px` });
+    const cell = (column, line, kind, ...content) => {
+      const spot = h(`span.rl-node${kind}`, { style: `grid-area:${line + 1}/${column + 1}` }, ...content);
+      grid.append(spot);
+      return spot;
+    };
+    shown.forEach((line, n) => {
+      if (n > 0) {
+        const from = row.lines[line.under].tokens[line.from - row.lines[line.under].from];
+        const place = from === undefined ? row.own : row.tokens[from];
+        grid.append(h("span.rl-elbow", {
+          style: `grid-area:${line.under + 1}/${line.from + 1}/${n + 2}`, "aria-hidden": "true",
+          title: place ? `also drafted in the place of ${R.text.label(place.label, 20)}` : "also drafted",
         }));
       }
-      for (const index of line.tokens) {
-        const chip = marks.chip(row, row.tokens[index], "button");
-        element.set(marks.key(row.tokens[index]), chip);
-        holder.append(chip);
-      }
-      if (n === 0) {
-        if (!row.step.drafts.length) holder.append(h("span.rl-nodraft", { text: row.index === 0 ? "from the prompt" : "nothing drafted" }));
-        if (row.own) {
-          const own = marks.chip(row, row.own, "button");
-          element.set(marks.key(row.own), own);
-          holder.append(h("span.rl-arrow", { text: "→", "aria-hidden": "true" }), own);
-        } else if (row.step.drafts.length) holder.append(h("span.rl-nodraft", { text: "→ end of run" }));
-      }
-      lines.append(holder);
+      line.tokens.forEach((index, at) => {
+        const more = n === 0 || at + 1 < line.tokens.length;
+        cell(line.from + at, n, `${n === 0 ? ".rl-kept" : ""}${at === 0 ? ".rl-node-first" : ""}${more ? ".rl-node-more" : ""}`, put(row.tokens[index]));
+      });
+      if (n === 0) cell(line.tokens.length, n, `.rl-kept${line.tokens.length ? "" : ".rl-node-first"}`, ...ending(row, put));
     });
-    return lines;
+    if (row.lines.length > MAX_LINES) {
+      const left = row.lines.slice(MAX_LINES);
+      const tokens = left.reduce((sum, line) => sum + line.tokens.length, 0);
+      grid.append(h("span.rl-nodraft", { style: `grid-area:${MAX_LINES + 1}/1/auto/-1`, text: `and ${fmt.count(left.length, "branch", "branches")} more (${fmt.count(tokens, "token")}), none kept` }));
+    }
+    return grid;
   };
 
   R.views.ladder = (root) => {
     const rowsBox = h("div.rl-rows", { role: "list", "aria-label": "Steps" });
     const scroller = h("div.rl-ladder-scroll", { tabindex: "0", role: "region", "aria-label": "Step ladder" }, rowsBox);
     const empty = h("p.rl-blank", { text: "One row per step: what was drafted, what became of it, what the target put in, and where the time went." });
-    root.append(empty, scroller);
+    const hint = h("p.rl-hint.rl-tree-hint", { hidden: true, text: "Drafts are trees: the first line of a step was kept. Below it, in each place, stands what else was drafted there; of these only one can ever be kept." });
+    root.append(empty, hint, scroller);
 
     const drawn = new Map();
     const elements = new Map();
@@ -67,7 +92,7 @@
     let pending = 0;
     let stick = false;
 
-    const height = (row) => Math.max(1, row.lines.length) * LINE;
+    const height = (row) => LINE + (Math.min(row.lines.length, MAX_LINES + 1) - 1) * BRANCH + (row.chain ? 0 : 4);
 
     const measure = (from) => {
       offsets.length = from + 1;
@@ -75,6 +100,7 @@
         offsets.push(offsets[row.index] + height(row));
         if (row.index > 0 && row.ms > slowest) slowest = row.ms;
       }
+      if (hint.hidden) hint.hidden = store.state.rows.every((row) => row.chain);
       rowsBox.style.height = `${offsets[offsets.length - 1]}px`;
       // One scale for all bars; it grows in powers so that bars do not breathe with every step.
       const wanted = Math.max(1, slowest);
@@ -108,10 +134,12 @@
         style: `top:${offsets[row.index]}px;height:${height(row)}px`,
       });
       const verdict = row.step.drafts.length ? `${row.accepted}/${row.step.drafts.length}` : "";
+      const length = row.step.k_reason ? ` (draft length ${row.step.k}: ${row.step.k_reason})` : "";
+      const why = row.step.k_reason ? ` (k = ${row.step.k}: ${row.step.k_reason})` : "";
       element.append(
         h("button.rl-row-number", { type: "button", text: String(row.index), title: `Go to step ${row.index}`, tabindex: "-1", onclick: () => store.moveTo(row.index, { select: true }) }),
         chips(row, own),
-        h("span.rl-row-count.rl-num", { text: verdict, title: verdict ? `${row.accepted} of ${row.step.drafts.length} draft tokens kept` : null }),
+        h("span.rl-row-count.rl-num", { text: verdict, title: verdict ? `${row.accepted} of ${row.step.drafts.length} draft tokens kept${why}` : null }),
         timeBar(row, scale),
       );
       drawn.set(row.index, { element, own });
@@ -198,6 +226,7 @@
       offsets = [0];
       scale = 1;
       slowest = 0;
+      hint.hidden = true;
       rowsBox.style.height = "0";
       scroller.scrollTop = 0;
     };

@@ -52,36 +52,57 @@
     return order;
   };
 
-  /** Lines of a tree for the ladder: each is {from: depth of its first token, tokens: [draft indices]}. A chain has one. */
+  /** Lines for the ladder: {from: depth of its first token, under: line that it branches off, tokens: [draft indices]}.
+
+      A chain is one line. Of a tree, the first line is what was kept, maybe nothing; every other line is a branch that
+      was not, the deepest first, so that the strokes that lead down to the others cross none. */
   const lines = (drafts, { children, chain }) => {
-    if (chain) return [{ from: 0, parent: -1, tokens: drafts.map((_, index) => index) }];
+    if (chain) return [{ from: 0, under: 0, tokens: drafts.map((_, index) => index) }];
     const rank = { accepted: 0, rejected: 1, untested: 2 };
-    const found = [];
-    const walk = (index, depth, line) => {
-      line.tokens.push(index);
-      const kids = [...(children.get(index) || [])].sort((a, b) => rank[drafts[a].verdict] - rank[drafts[b].verdict]);
-      kids.forEach((kid, n) => {
-        if (n === 0) walk(kid, depth + 1, line);
-        else {
-          const branch = { from: depth + 1, parent: index, tokens: [] };
-          found.push(branch);
-          walk(kid, depth + 1, branch);
-        }
-      });
+    const kids = (index) => [...(children.get(index) || [])].sort((a, b) => rank[drafts[a].verdict] - rank[drafts[b].verdict]);
+    const found = [{ from: 0, under: 0, tokens: [] }];
+    const branch = (index, depth, under) => {
+      const at = found.push({ from: depth, under, tokens: [] }) - 1;
+      const walk = (node, level) => {
+        found[at].tokens.push(node);
+        const [first, ...others] = kids(node);
+        if (first !== undefined) walk(first, level + 1);
+        for (const other of others) branch(other, level + 1, at);
+      };
+      walk(index, depth);
     };
-    const roots = [...(children.get(-1) || [])].sort((a, b) => rank[drafts[a].verdict] - rank[drafts[b].verdict]);
-    for (const root of roots) {
-      const line = { from: 0, parent: -1, tokens: [] };
-      found.push(line);
-      walk(root, 0, line);
-    }
+    const trunk = (parent, depth) => {
+      const next = kids(parent);
+      const kept = next.length && drafts[next[0]].verdict === "accepted" ? next.shift() : null;
+      if (kept !== null) {
+        found[0].tokens.push(kept);
+        trunk(kept, depth + 1);
+      }
+      for (const other of next) branch(other, depth, 0);
+    };
+    trunk(-1, 0);
     return found;
   };
 
-  /** A step of the trace and a function from id to label -> {index, step, tokens, order, lines, accepted, own}. */
+  /** Drafts of a tree that the running text leaves to the ladder: all that was not kept, but for the first that the
+      target refused where it put its own token. */
+  const asides = (drafts, { children, chain }) => {
+    const found = new Set();
+    if (chain) return found;
+    let end = -1;
+    drafts.forEach((draft, index) => {
+      if (draft.verdict === "accepted") end = index;
+      else found.add(index);
+    });
+    found.delete((children.get(end) || []).find((kid) => drafts[kid].verdict === "rejected"));
+    return found;
+  };
+
+  /** A step of the trace and a function from id to label -> {index, step, tokens, order, chain, lines, accepted, own}. */
   const build = (step, known) => {
     const drafts = step.drafts;
     const tree = family(drafts);
+    const aside = asides(drafts, tree);
     const kept = step.emitted.filter((e) => e.source === "accepted");
     const own = step.emitted.find((e) => e.source !== "accepted") || null;
     let taken = 0;
@@ -89,7 +110,7 @@
       const emitted = draft.verdict === "accepted" ? kept[taken++] : null;
       return {
         step: step.index, token: index, mark: draft.verdict, id: draft.id, label: draft.text, draft,
-        flow: emitted ? emitted.text : null, emitted, part: null,
+        flow: emitted ? emitted.text : null, emitted, part: null, aside: aside.has(index),
       };
     });
     if (own) {

@@ -23,7 +23,8 @@
     const run = store.state.run || {};
     const who = {
       "draft-model": ["The draft", true], ngram: ["Prompt lookup", false], suffix: ["Suffix decoding", false], prediction: ["The prediction", false],
-      "early-exit": ["The early exit", true],
+      "early-exit": ["The early exit", true], eagle3: ["The head", true], eagle: ["The head", true], mtp: ["The MTP layer", true],
+      medusa: ["The heads", true],
     }[run.proposer];
     return who || ["The draft", true];
   };
@@ -145,7 +146,9 @@
     const reasons = {
       none: "This run has no proposer", ngram: "Prompt lookup found nothing to copy", suffix: "Nothing likely had followed the end of the text before", prediction: "The prediction had nothing to offer here",
     };
-    const reason = reasons[run.proposer] || "Nothing was drafted in this step";
+    // A length of 0, or a draft that was not sure enough, is its own reason.
+    const why = row.step.k_reason && (row.step.k === 0 || !reasons[run.proposer]) ? `Nothing was drafted (${row.step.k_reason})` : null;
+    const reason = why || reasons[run.proposer] || "Nothing was drafted in this step";
     return [`${reason}, so the target wrote `, name(token.label, token.id), ` itself: ${own}.`];
   };
 

@@ -397,7 +397,66 @@ def test_greedy_lookup_and_tree_sentences(stage: Stage) -> None:
     assert "first choice is ␣because" in sentence(tree, "rejected", 9)
     stage.page.locator(".rl-ladder [data-s='1'][data-t='1']").click()
     assert "first choice is ␣sky" in stage.page.locator(".rl-sentence").inner_text()
-    assert stage.page.locator(".rl-branch").count() == 2
+
+
+def test_a_tree_shows_what_was_kept_and_what_else_was_drafted_in_each_place(stage: Stage) -> None:
+    run = vr.tree_run()
+    stage.show(run)
+    step = run.steps[1]
+    boxes = stage.js(
+        "() => Object.fromEntries([...document.querySelectorAll('.rl-ladder .rl-tree [data-s=\"1\"]')]"
+        ".map((e) => [e.dataset.t, (({ x, y }) => [x, y])(e.getBoundingClientRect())]))"
+    )
+    assert len(boxes) == len(step.drafts) + 1  # every draft and the target's own token, once
+    x = {int(token): round(place[0]) for token, place in boxes.items()}
+    y = {int(token): round(place[1]) for token, place in boxes.items()}
+    own = len(step.drafts)
+    kept = [i for i, draft in enumerate(step.drafts) if draft.verdict is Verdict.ACCEPTED]
+    # What was kept and what the target put behind it stand on one line, from left to right; nothing else does.
+    assert {i for i in y if abs(y[i] - y[own]) < 6} == {*kept, own}
+    assert sorted([*kept, own], key=lambda i: x[i]) == [*kept, own]
+    # Drafts for one place stand in one column, branches below what was kept.
+    depth = {}
+    for i, draft in enumerate(step.drafts):
+        depth[i] = 0 if draft.parent is None else depth[draft.parent] + 1
+        if i not in kept:
+            assert y[i] > y[own] + 6
+    for i in depth:
+        for j in depth:
+            assert (x[i] == x[j]) == (depth[i] == depth[j])
+    # A branch goes on in its own line.
+    for i, draft in enumerate(step.drafts):
+        if draft.verdict is Verdict.UNTESTED:
+            assert y[i] == y[draft.parent]
+    expect(stage.page.locator(".rl-tree-hint")).to_be_visible()
+    elbows = stage.page.locator(".rl-tree .rl-elbow")
+    assert elbows.count() == 3
+    assert "also drafted in the place of ␣brightly" in (elbows.nth(1).get_attribute("title") or "")
+    # The text keeps only the refusal that the target corrected; the ladder has them all.
+    flow = stage.page.locator(".rl-flow [data-s='1']")
+    assert flow.evaluate_all("all => all.map((e) => Number(e.dataset.t))") == [0, 2, 4, own]
+    stage.page.get_by_role("button", name="Tokens", exact=True).click()
+    assert stage.page.locator(".rl-flow [data-s='1']").count() == own + 1
+    stage.show(vr.make_run(), seq=2)
+    expect(stage.page.locator(".rl-tree-hint")).to_be_hidden()
+
+
+def test_a_tree_of_which_nothing_was_kept_and_one_with_many_branches(stage: Stage) -> None:
+    run = vr.tree_run()
+    step = run.steps[1]
+    refused = tuple(dataclasses.replace(step.drafts[1], parent=None, id=100 + n, text=f" no{n}") for n in range(40))
+    emitted = (dataclasses.replace(step.emitted[-1], text=" yes"),)
+    stage.show(run.replace(steps=(run.steps[0], dataclasses.replace(step, drafts=refused, emitted=emitted))))
+    row = stage.page.locator(".rl-row[data-step='1']")
+    expect(row.locator(".rl-kept")).to_have_count(1)
+    expect(row.locator(".rl-kept")).to_contain_text("→␣yes")
+    expect(row).to_contain_text("and 17 branches more (17 tokens), none kept")
+    assert row.locator(".rl-chip").count() == 24
+    below = stage.page.locator(".rl-row[data-step='1']").bounding_box()
+    last = row.locator(".rl-chip").last.bounding_box()
+    assert below
+    assert last
+    assert last["y"] + last["height"] < below["y"] + below["height"]
 
 
 def test_long_runs_stay_quick_and_small(stage: Stage) -> None:
