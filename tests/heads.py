@@ -341,11 +341,12 @@ def load_proposer(folder: Path, name: str, model: Any) -> Proposer:
 
 def tiny_head(name: str) -> Proposer:
     """A fresh proposer with a plain head for ``predictable()``."""
-    return proposer_of(name, _tiny_head(name))
+    return proposer_of(name, load_tiny(name))
 
 
 @lru_cache
-def _tiny_head(name: str) -> RecurrentHead | MedusaHeads:
+def load_tiny(name: str) -> RecurrentHead | MedusaHeads:
+    """The plain head of a kind for ``predictable()``."""
     with tempfile.TemporaryDirectory() as folder:
         build = {"eagle": eagle, "eagle3": eagle3, "mtp": mtp, "medusa": medusa}[name]
         return load(save(Path(folder), build(predictable())), name, predictable())

@@ -25,7 +25,9 @@ def borrow(model: Any) -> Borrowed:
     if type(embedding) is not torch.nn.Embedding or head is None:
         raise ModelError(f"draft heads need a plain embedding and an output head; this is {type(embedding).__name__}")
     layers = int(model.config.get_text_config().num_hidden_layers)
-    return Borrowed(embedding.weight, head.weight, head.bias, layers)
+    # Detached: the same memory, but no parameters of the head.
+    bias = None if head.bias is None else head.bias.detach()
+    return Borrowed(embedding.weight.detach(), head.weight.detach(), bias, layers)
 
 
 def load_head(files: HeadFiles, layout: Layout, target: TargetFacts, borrowed: Borrowed) -> RecurrentHead | MedusaHeads:

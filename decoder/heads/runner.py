@@ -45,6 +45,7 @@ class HeadRunner:
         self.lengths = [0] * batch
         self._out = None
 
+    @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
         """Keep only ``rows`` (increasing indices) with their cache."""
         for layer in self.cache.rows:
@@ -59,7 +60,6 @@ class HeadRunner:
 
         Returns logits [B, 1, V] of what follows each row's last one. A long text is taken in by parts.
         """
-        ids, states = ids.to(self.device), states.to(self.device)
         self._ahead, self._tree, self._tree_out = 0, [], []
         out: Tensor | None = None
         for start in range(0, ids.shape[1], PREFILL_CHUNK):
@@ -136,8 +136,8 @@ class HeadRunner:
 
     def _logits(self, out: Tensor) -> Tensor:
         """What is fed back [B, T, hidden] -> logits [B, T, V]; -inf where the head has no such token."""
-        logits = self.head.score(out).to(self.logits_device)
-        return spread(logits, self.head.ids, self.vocab_size)
+        logits = spread(self.head.score(out), self.head.ids, self.vocab_size)
+        return logits if self.logits_device == self.device else logits.to(self.logits_device)
 
 
 def spread(logits: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
@@ -145,5 +145,4 @@ def spread(logits: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
     if ids is None:
         return logits
     full = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf)
-    full[..., ids.to(logits.device)] = logits
-    return full
+    return full.index_copy_(-1, ids, logits)

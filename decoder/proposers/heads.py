@@ -187,8 +187,8 @@ class MedusaProposer(Proposer):
 
     def _logits(self, heads: int) -> Tensor:
         """[B, heads, V]."""
-        scores = self.heads.score(self._states, heads).to(self.logits_device)
-        return spread(scores, self.heads.ids, self._context.vocab_size)
+        logits = spread(self.heads.score(self._states, heads), self.heads.ids, self._context.vocab_size)
+        return logits if self.logits_device == self.device else logits.to(self.logits_device)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         captured = self._context.target.captured
