@@ -248,11 +248,12 @@ def models(
         print(json.dumps(rows, ensure_ascii=False))
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("name", "kind", "licence", "MB", "here"):
+    for title in ("name", "kind", "fits", "licence", "MB", "here"):
         table.add_column(title, justify="right" if title == "MB" else "left")
     for e in entries:
         kind = e.kind if e.kind == "target" else e.proposer
-        table.add_row(e.name, kind, e.licence, f"{e.size_mb:,}", "yes" if e.present else e.how_to_get)
+        fits = (e.fits or "").split("/")[-1]
+        table.add_row(e.name, kind, fits, e.licence, f"{e.size_mb:,}", "yes" if e.present else e.how_to_get)
     Console().print(table)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -71,6 +72,10 @@ def print_run(run: Run, baseline: Run | None = None) -> None:
             f"{a.draft_acceptance_rate:.1%} of {a.num_draft_tokens} draft tokens, "
             f"mean acceptance length {a.mean_acceptance_length:.2f}",
         )
+    policy = run.request.get("draft_length", "fixed")
+    if policy != "fixed":
+        counts = Counter(step.k for step in run.steps[1:])
+        table.add_row("draft length", f"{policy}: " + ", ".join(f"{k} in {n} steps" for k, n in sorted(counts.items())))
     if t.tokens_per_second is not None and t.ms_per_token is not None:
         table.add_row("decode", f"{t.tokens_per_second:.1f} tokens/s ({t.ms_per_token:.1f} ms per token)")
         table.add_row(

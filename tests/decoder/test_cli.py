@@ -54,6 +54,19 @@ def test_a_prompt_from_a_file_and_a_readable_report(folder: Path, tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert "tokens/s" in done.stdout
     assert "\x1b" not in done.stdout
+    assert "draft length" not in done.stdout
+
+
+def test_a_draft_length_that_adapts(folder: Path) -> None:
+    arguments = ("run", "--target", str(folder), "--proposer", "draft-model", "--draft", str(folder), "--prompt", "fox")
+    arguments += ("--raw", "--max-new-tokens", "30", "-k", "8", "--dtype", "float32", "--device", "cpu")
+    done = decoder(*arguments, "--draft-length", "confidence", "--confidence", "0.05", "--json")
+    assert done.returncode == 0, done.stderr
+    run = Run.from_json(json.loads(done.stdout))
+    assert (run.request["draft_length"], run.request["confidence"]) == ("confidence", 0.05)
+    done = decoder(*arguments, "--draft-length", "moving-average")
+    assert "draft length" in done.stdout
+    assert "moving-average: " in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -68,6 +81,7 @@ def test_a_prompt_from_a_file_and_a_readable_report(folder: Path, tmp_path: Path
         (["run", "--prompt", "@/nowhere/at/all"], "cannot read the prompt file"),
         (["run", "--prompt", "x", "--target", "nonsense"], "unknown target"),
         (["run", "--prompt", "x", "--proposer", "magic"], "unknown proposer"),
+        (["run", "--prompt", "x", "--draft-length", "clever"], "unknown draft length"),
         (["run", "--prompt", "x", "--logit-bias", "x"], "--logit-bias"),
         (["run", "--prompt", "x", "--target", "someone/something"], "cannot be reached"),
         (["audit", "--samples", "5"], "at least 100"),

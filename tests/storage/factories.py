@@ -60,6 +60,7 @@ def make_step(index: int, *, k: int = 4, accepted: int | None = None, seed: int 
         draft_ms=rng.random() * 3 if k else 0.0,
         verify_ms=0.1 + rng.random() * 20,
         overhead_ms=rng.random() / 3,
+        k_reason=None if index % 2 else f"{k} should take 9.1 ms per token, plain decoding{text[:40]}",
     )
 
 

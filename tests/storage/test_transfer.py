@@ -52,6 +52,18 @@ def test_the_envelope_says_what_it_is(store: Store) -> None:
     }
 
 
+def test_an_export_from_before_steps_gave_reasons_is_read(store: Store) -> None:
+    run = keep(store, make_run(6))
+    assert any(step.k_reason for step in run.steps)
+    old = json.loads(store.export_json([run.id]))
+    for step in old["runs"][0]["run"]["steps"]:
+        del step["k_reason"]
+    with open_store("sqlite://") as other:
+        other.import_json(json.dumps(old))
+        assert [step.k_reason for step in other.get_run(run.id).run.steps] == [None] * len(run.steps)
+        assert other.get_run(run.id).run.output_ids == run.output_ids
+
+
 def test_an_export_of_nothing_is_an_export(store: Store) -> None:
     assert runs_of(store.export_json([])) == []
     assert store.import_json(store.export_json([])) == []
