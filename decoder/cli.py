@@ -15,7 +15,7 @@ from rich.table import Table
 from decoder import catalog
 from decoder.bench.command import bench
 from decoder.errors import RequestError
-from decoder.request import PROPOSERS, TREES, GenerationRequest, SamplingParams
+from decoder.request import DRAFT_LENGTHS, PROPOSERS, TREES, GenerationRequest, SamplingParams
 from decoder.terminal import run_typer
 
 app = typer.Typer(
@@ -88,7 +88,11 @@ def run(
     target: Annotated[str, typer.Option(help="A catalog name, Hugging Face id, folder or .gguf.")] = "smollm2-135m",
     proposer: Annotated[str, typer.Option(help=f"Who drafts: {', '.join(PROPOSERS)}.")] = "none",
     draft: Annotated[str | None, typer.Option(help="Draft model or head (default: one that fits).")] = None,
-    k: Annotated[int, typer.Option("-k", "--k", help="Draft length in tokens.")] = 4,
+    k: Annotated[int, typer.Option("-k", "--k", help="Draft length in tokens, or the most of them.")] = 4,
+    draft_length: Annotated[
+        str, typer.Option(help=f"Who decides how many of them to draft: {', '.join(DRAFT_LENGTHS)}.")
+    ] = "fixed",
+    confidence: Annotated[float, typer.Option(help="Stop drafting below this probability (confidence).")] = 0.4,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to write.")] = 128,
     temperature: float = 0.0,
     top_k: int = 0,
@@ -131,6 +135,8 @@ def run(
         proposer=proposer,
         draft=draft,
         k=k,
+        draft_length=draft_length,
+        confidence=confidence,
         max_new_tokens=max_new_tokens,
         sampling=SamplingParams(
             temperature=temperature,

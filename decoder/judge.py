@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from decoder.proposers.base import Proposal, Row
+from decoder.proposers.confidence import NEVER
 from decoder.record import Outcome
 from decoder.sampling import probs_of_rows, process_rows
 from decoder.transfer import upload, upload_tensor
 from decoder.verify import ChainVerdict, verify_greedy, verify_sampled, verify_tree_greedy, verify_tree_sampled
 
-_HEAD = 4
-"""Numbers of a row's verdict before its ids: sound, count, accepted, token."""
+_HEAD = 5
+"""Numbers of a row's verdict before its ids: sound, count, accepted, token, probability at which drafting stopped."""
 
 
 def judge(
@@ -32,28 +33,19 @@ def judge(
     greedy = [row.request.sampling.greedy for row in rows]
     probs = probs_of_rows([row.sampler for row in rows], processed, [not g for g in greedy])
     verdict = _verify(proposal, ks, draws, processed, probs, greedy)
+    stopped = (
+        torch.full_like(proposal.counts, NEVER, dtype=torch.float64) if proposal.stopped is None else proposal.stopped
+    )
+    head = [_sound(processed, ks), proposal.counts, verdict.accepted, verdict.token, stopped]
     # Ids are far below 2^53, so nothing is rounded.
     table = torch.cat(
-        [
-            torch.stack(
-                [
-                    _sound(processed, ks).double(),
-                    proposal.counts.double(),
-                    verdict.accepted.double(),
-                    verdict.token.double(),
-                ],
-                1,
-            ),
-            proposal.ids.double(),
-            verdict.accept_prob.double(),
-        ],
-        1,
+        [torch.stack([part.double() for part in head], 1), proposal.ids.double(), verdict.accept_prob.double()], 1
     )
     values = table.cpu().tolist()  # the one wait of the step
     width = proposal.ids.shape[1]
     found: list[Outcome | None] = []
     for b, row_values in enumerate(values):
-        sound, count, accepted, token = (int(v) for v in row_values[:_HEAD])
+        sound, count, accepted, token = (int(v) for v in row_values[: _HEAD - 1])
         if not sound:
             found.append(None)
             continue
@@ -69,9 +61,17 @@ def judge(
                 probs=probs[b],
                 q_rows=None if proposal.q is None else proposal.q[b],
                 u=None if greedy[b] else draws[b][ks[b] : 2 * ks[b]].tolist(),
+                k_reason=_unsure(row_values[_HEAD - 1], rows[b]),
             )
         )
     return found
+
+
+def _unsure(best: float, row: Row) -> str | None:
+    """Why a row stopped drafting by confidence, or None where it did not."""
+    if best == NEVER:
+        return None
+    return f"the draft's likeliest next token had {best:.2f}, below the confidence of {row.request.confidence:g}"
 
 
 def _sound(processed: Tensor, ks: Sequence[int]) -> Tensor:
@@ -109,7 +109,7 @@ def _verify(
         k = ks[b]
         u_accept[at, : min(k, width)] = draws[b][k : 2 * k][:width]
         u_token[at] = draws[b][2 * k]
-    index = upload(sampled, device)
+    index: Tensor | slice = slice(None) if len(sampled) == batch else upload(sampled, device)
     rows = torch.stack([p for p in probs if p is not None])
     other = verify_sampled(
         proposal.ids[index],
@@ -119,6 +119,8 @@ def _verify(
         upload_tensor(u_accept, device),
         upload_tensor(u_token, device),
     )
+    if isinstance(index, slice):
+        return other
     return ChainVerdict(
         verdict.accepted.index_copy(0, index, other.accepted),
         verdict.token.index_copy(0, index, other.token),

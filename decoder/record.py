@@ -39,6 +39,8 @@ class Outcome:
     q_rows: Tensor | None = None
     u: list[float] | None = None
     residual: Tensor | None = None
+    k_reason: str | None = None
+    """Why ``k`` is what it is, or why less was drafted."""
 
     emitted: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -49,6 +51,16 @@ class Outcome:
     removed: int = 0
     """Characters that a stop string takes from the end of the answer as it was before."""
     finish: FinishReason | None = None
+
+    @property
+    def depth(self) -> int:
+        """How far ahead was drafted: the number of drafts in a chain, the longest path in a tree."""
+        if self.parents is None:
+            return len(self.drafts)
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent is None else depths[parent] + 1)
+        return max(depths, default=0)
 
     def prepare(
         self, text: TextStream, tail: str, left: int, stop_ids: frozenset[int], request: GenerationRequest
@@ -170,6 +182,7 @@ def write_step(
         draft_ms=times[0],
         verify_ms=times[1],
         overhead_ms=times[2],
+        k_reason=outcome.k_reason,
     )
 
 

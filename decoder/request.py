@@ -36,6 +36,13 @@ TREES = ("chain", "static", "dynamic")
 """Shapes of a draft."""
 
 
+DRAFT_LENGTHS = ("fixed", "confidence", "moving-average", "auto")
+"""Who decides how many of at most k tokens are drafted."""
+
+WITHOUT_PROBABILITIES = ("ngram", "suffix", "prediction")
+"""Proposers that look tokens up: there is nothing that could be unsure."""
+
+
 def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise RequestError(f"{name} must be a number, not {value!r}")
@@ -104,7 +111,10 @@ class GenerationRequest:
     """One generation: what to say to which target, and who drafts.
 
     ``chat`` puts ``prompt`` (and ``system_prompt``: None = the template's own default, "" = an empty one) through
-    the tokenizer's chat template; otherwise the prompt is raw text. ``k`` is the draft length in tokens. ``draft``
+    the tokenizer's chat template; otherwise the prompt is raw text. ``k`` is the draft length in tokens, or the most of
+    them: with ``draft_length`` "confidence" a draft ends where its likeliest next token has less than the probability
+    ``confidence``, with "moving-average" it follows what was accepted, with "auto" what takes the least measured time
+    per token (see ``decoder/lengths.py``). ``draft``
     None lets a proposer that needs a draft take one that is here and fits; where none does, the run says so and decodes
     plainly. ``tree`` lets a head draft a tree instead of a chain, where one row decodes alone: "static" has a fixed
     shape, "dynamic" grows where the head is sure; k is its depth, ``tree_nodes`` the most tokens in it, ``tree_width``
@@ -123,6 +133,8 @@ class GenerationRequest:
     proposer: str = "none"
     draft: str | None = None
     k: int = 4
+    draft_length: str = "fixed"
+    confidence: float = 0.4
     max_new_tokens: int = 128
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
@@ -150,6 +162,7 @@ class GenerationRequest:
         if self.proposer not in PROPOSERS:
             raise RequestError(f"unknown proposer {self.proposer!r}: choose one of {', '.join(PROPOSERS)}")
         _integer("k (draft length)", self.k, 1, MAX_K)
+        self._check_length()
         _integer("max new tokens", self.max_new_tokens, 1, MAX_NEW_TOKENS)
         if self.tree not in TREES:
             raise RequestError(f"unknown tree {self.tree!r}: choose one of {', '.join(TREES)}")
@@ -169,8 +182,20 @@ class GenerationRequest:
             raise RequestError(f"unknown dtype {self.dtype!r}: auto, float32, bfloat16 or float16")
         self.sampling.validate()
 
+    def _check_length(self) -> None:
+        if self.draft_length not in DRAFT_LENGTHS:
+            raise RequestError(f"unknown draft length {self.draft_length!r}: choose one of {', '.join(DRAFT_LENGTHS)}")
+        _number("confidence", self.confidence, 0, 1)
+        if self.draft_length == "confidence" and self.proposer in WITHOUT_PROBABILITIES:
+            raise RequestError(
+                f"{self.proposer} looks its drafts up and has no confidence in them: "
+                "choose fixed, moving-average or auto"
+            )
+        if self.draft_length == "confidence" and self.tree != "chain":
+            raise RequestError("confidence ends chains: a dynamic tree already grows where its head is sure")
+
     def _check_types(self) -> None:
-        for name in ("prompt", "target", "proposer", "tree", "dtype", "device"):
+        for name in ("prompt", "target", "proposer", "draft_length", "tree", "dtype", "device"):
             if not isinstance(getattr(self, name), str):
                 raise RequestError(f"{name.replace('_', ' ')} must be text, not {getattr(self, name)!r}")
         for name in ("system_prompt", "draft", "prediction"):
@@ -186,6 +211,8 @@ class GenerationRequest:
         """The same generation with the proposer off: the only fair thing to measure a speed-up against."""
         return self.replace(
             proposer="none",
+            draft_length="fixed",
+            confidence=0.4,
             draft=None,
             prediction=None,
             exit_layer=0,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from decoder.clock import Clock
 from decoder.judge import judge
+from decoder.lengths import Choice, Lengths, Round
 from decoder.proposers.base import Context, Proposal, Row
 from decoder.record import Outcome
 from decoder.request import GenerationRequest
@@ -40,6 +41,7 @@ class Decoding:
         self.clock = Clock(self.runner.device)
         self.states = [self._new_row(index, request, len(requests)) for index, request in enumerate(requests)]
         self.live = list(self.states)
+        self.lengths = Lengths(requests)
         self._context: Context | None = None
 
     def _new_row(self, index: int, request: GenerationRequest, batch: int) -> RowState:
@@ -106,7 +108,8 @@ class Decoding:
         self.clock.start()
         self._let_go()
         rows = [state.row for state in self.live]
-        ks = [self._length(state) if self.proposer else 0 for state in self.live]
+        choices = self._choose_lengths()
+        ks = [choice.k for choice in choices]
         # A row's draws depend on its own draft length only: k to draft, k to accept, one for the target's token.
         draws = [row.draws.take(2 * k + 1) for row, k in zip(rows, ks, strict=True)]
         proposal = self._propose(ks, draws)
@@ -120,9 +123,19 @@ class Decoding:
         if self.proposer is not None:
             self.proposer.commit(kept)
         times = self.clock.stop()
-        for state, outcome, reason in zip(self.live, outcomes, proposal.reasons, strict=True):
-            if outcome is not None and not outcome.drafts and reason:
-                state.reason = reason
+        for state, choice, outcome, nothing in zip(self.live, choices, outcomes, proposal.reasons, strict=True):
+            if outcome is None:
+                continue
+            if not outcome.drafts:
+                state.reason = outcome.k_reason or nothing or state.reason
+            outcome.k_reason = outcome.k_reason or choice.reason
+        if self.proposer is not None:
+            self.lengths.observe(
+                {s.index: Round(o.k, o.depth, o.kept) for s, o in zip(self.live, outcomes, strict=True) if o},
+                max(ks),
+                proposal.ids.shape[1] + 1,
+                times,
+            )
         return self._record(outcomes, times)
 
     def _let_go(self) -> None:
@@ -136,9 +149,11 @@ class Decoding:
             self._context.rows[:] = [state.row for state in self.live]
             self.proposer.select(stay)
 
-    def _length(self, state: RowState) -> int:
-        """Draft length of this step: never more than could still be emitted before the target's own token."""
-        return max(0, min(state.row.request.k, state.left - 1))
+    def _choose_lengths(self) -> list[Choice]:
+        if self.proposer is None:
+            return [Choice(0)] * len(self.live)
+        chosen = self.lengths.choose({state.index: state.left for state in self.live})
+        return [chosen[state.index] for state in self.live]
 
     def _propose(self, ks: Sequence[int], draws: Sequence[Tensor]) -> Proposal:
         nothing = Proposal.of_lists([[] for _ in ks], self.device, [None] * len(ks))

@@ -94,7 +94,8 @@ class Step:
     """One round: propose, verify, commit. ``k`` is the draft length asked for; times are milliseconds.
 
     ``residual_top`` holds the likeliest of norm(max(0, p - q)) and is empty unless a draft was rejected while
-    sampling.
+    sampling. ``k_reason`` says why ``k`` is not the request's, or why fewer were drafted: half a sentence or None (None
+    also in files from before it was kept).
     """
 
     index: int
@@ -105,6 +106,7 @@ class Step:
     draft_ms: float
     verify_ms: float
     overhead_ms: float
+    k_reason: str | None = None
 
     @property
     def num_accepted(self) -> int:
@@ -278,14 +280,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _object(data: Any, path: str, keys: Sequence[str]) -> Mapping[str, Any]:
+def _object(data: Any, path: str, keys: Sequence[str], optional: Sequence[str] = ()) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
         raise TraceError(path, f"expected an object, found {_kind(data)}")
     for key in data:
         if key not in keys:
             raise TraceError(_join(path, str(key)), "unknown field")
     for key in keys:
-        if key not in data:
+        if key not in data and key not in optional:
             raise TraceError(_join(path, key), "missing")
     return data
 
@@ -401,7 +403,7 @@ def _read_emitted(data: Any, path: str) -> Emitted:
 
 
 def _read_step(data: Any, path: str) -> Step:
-    raw = _object(data, path, _fields(Step))
+    raw = _object(data, path, _fields(Step), optional=("k_reason",))
     return Step(
         index=_int(raw["index"], _join(path, "index")),
         k=_int(raw["k"], _join(path, "k"), 0, 100_000),
@@ -411,6 +413,7 @@ def _read_step(data: Any, path: str) -> Step:
         draft_ms=_float(raw["draft_ms"], _join(path, "draft_ms")),
         verify_ms=_float(raw["verify_ms"], _join(path, "verify_ms")),
         overhead_ms=_float(raw["overhead_ms"], _join(path, "overhead_ms")),
+        k_reason=None if raw.get("k_reason") is None else _text(raw["k_reason"], _join(path, "k_reason"), 1000),
     )
 
 

@@ -48,7 +48,8 @@ class Proposal:
     ``ids`` [B, K] (padding behind a row's count), ``counts`` [B] drafts per row (both on the device). ``q``
     [B, K, V]: the distribution each draft was drawn from (when greedy: the draft's softmax, to be shown), or None for
     a proposer without probabilities (one-hot). ``parents`` makes a row's drafts a tree (only B = 1). ``reasons[b]``
-    says why row b has no draft.
+    says why row b has no draft. ``stopped`` [B] comes from ``Confidence`` (below), ``sound`` [B] is False for rows in
+    whose drafting something was not a number.
     """
 
     ids: Tensor
@@ -56,6 +57,8 @@ class Proposal:
     q: Tensor | None = None
     parents: Sequence[int | None] | None = None
     reasons: list[str | None] = field(default_factory=list)
+    stopped: Tensor | None = None
+    sound: Tensor | None = None
 
     @classmethod
     def of_lists(cls, drafts: Sequence[Sequence[int]], device: str, reasons: Sequence[str | None]) -> Proposal:
@@ -72,6 +75,11 @@ class Proposer(ABC):
     """Drafts for the rows of one run at a time. One instance serves many runs, one after the other.
 
     A round is ``propose``, the target's verification, ``commit``; then rows that have finished leave (``select``).
+
+    How long to draft is decided outside (``decoder/lengths.py``), except for requests with ``draft_length``
+    "confidence", which stop within a round: a proposer with probabilities asks ``confidence.Confidence`` before it
+    draws each token, and hands ``stopped`` over with its proposal. ``chain.draft_chain`` does all of this: whoever
+    drafts through it need not think of it, except that ``step`` may be called less often than k - 1 times.
     """
 
     name: str = ""

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from decoder.proposers.base import Proposal, Row
-from decoder.sampling import draw
+from decoder.proposers.confidence import Confidence
+from decoder.sampling import draw, probs_of_rows, process_rows
 from decoder.transfer import upload, upload_tensor
 
 Next = Callable[[Tensor], Tensor]
@@ -20,21 +21,41 @@ def draft_chain(
 ) -> Proposal:
     """Draft max(ks) tokens: ``logits`` [B, 1, V] score the first of each row, ``step`` those behind it.
 
-    Everything stays on the device: no token is read by the host before the target has verified it.
+    Everything stays on the device: no token is read by the host before the target has verified it. Only where a row
+    stops by confidence is the host asked whether any row goes on; ``step`` is then called less often.
     """
     device, width = logits.device, max(ks)
+    samplers = [row.sampler for row in rows]
+    sampled = [b for b, row in enumerate(rows) if not row.request.sampling.greedy]
+    drawn = upload(sampled, device)
+    confidence = Confidence(rows, ks, device)
     ids = torch.zeros(len(rows), width, dtype=torch.long, device=device)
     q = torch.empty(len(rows), width, vocab_size, device=device)
     sound = torch.ones(len(rows), width, dtype=torch.bool, device=device)
     u = upload_tensor(u, device)
     for i in range(width):
-        for b, row in enumerate(rows):
-            processed = row.sampler.logits(logits[b], ids[b, :i], skip=i)
-            sound[b, i] = processed.amax().isfinite()
-            q[b, i] = row.sampler.probs(processed)[0]
-            ids[b, i] = processed[0].argmax() if row.request.sampling.greedy else draw(q[b, i], u[b, i])
+        processed = process_rows(samplers, logits[:, :1], ids[:, :i], skip=i)
+        sound[:, i] = processed[:, 0].amax(-1).isfinite()
+        for b, probs in enumerate(probs_of_rows(samplers, processed)):
+            assert probs is not None
+            q[b, i] = probs[0]
+        if not confidence.go_on(i, q[:, i]):
+            ids, q, sound = ids[:, :i], q[:, :i], sound[:, :i]
+            break
+        if len(sampled) < len(rows):
+            ids[:, i] = processed[:, 0].argmax(-1)
+        if sampled:
+            ids[drawn, i] = draw(q[drawn, i], u[drawn, i])
         if i + 1 < width:
             logits = step(ids[:, i : i + 1])
     # A draft that breaks down may only cost time: what it wrote from there on is dropped.
-    counts = torch.minimum(upload(list(ks), device), sound.long().cumprod(1).sum(1))
-    return Proposal(ids, counts, q.nan_to_num_(0.0), reasons=["the draft's logits are not numbers"] * len(rows))
+    whole = sound.long().cumprod(1).sum(1)
+    counts = confidence.cut(torch.minimum(upload(list(ks), device), whole))
+    return Proposal(
+        ids,
+        counts,
+        q.nan_to_num_(0.0),
+        reasons=["the draft's logits are not numbers"] * len(rows),
+        stopped=confidence.stopped,
+        sound=sound.all(1),
+    )

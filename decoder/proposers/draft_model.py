@@ -36,9 +36,15 @@ class DraftModelProposer(Proposer):
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
+        self._sound: Tensor | None = None
 
     def begin(self, context: Context) -> None:
         self._context = context
+        if self._sound is not None and not bool(self._sound):
+            # What is not a number must not stay in buffers that the next rows use.
+            for row in range(len(self.runner.lengths)):
+                self.runner.wipe(row)
+        self._sound = None
         self.runner.reset(len(context.rows))
         self._base: list[int] | None = None
 
@@ -52,6 +58,9 @@ class DraftModelProposer(Proposer):
         else:
             self._base = [len(row.tokens) for row in rows]
             proposal = autoregress(self.runner, rows, ks, u, self._context.vocab_size)
+            if proposal.sound is not None:
+                whole = proposal.sound.all()
+                self._sound = whole if self._sound is None else self._sound & whole
         proposal.reasons = [reason if f else r for f, r in zip(full, proposal.reasons, strict=True)]
         return proposal
 

@@ -46,6 +46,30 @@ def test_fp32_greedy_equals_generate(proposer: str, kind: str) -> None:
         assert check.drafted > 0
 
 
+@pytest.mark.parametrize("proposer", ["draft-model", "ngram", "early-exit"])
+def test_four_mixed_prompts_decode_together_as_they_do_alone(proposer: str) -> None:
+    """Three greedy rows against ``generate()``, one sampled row against itself alone; lengths of 30 to 1,600 tokens."""
+    common = {"dtype": "float32", "device": "cpu", "ignore_eos": True, "proposer": proposer, "exit_layer": 8}
+    greedy = [
+        PROMPTS[kind].replace(k=k, max_new_tokens=n, **common)
+        for kind, k, n in (("chat", 4, 48), ("long", 2, 24), ("code", 7, 60))
+    ]
+    sampled = PROMPTS["edit"].replace(
+        k=3, max_new_tokens=40, sampling=SamplingParams(temperature=0.8, top_p=0.95, seed=21), **common
+    )
+    decoder = SpeculativeDecoder.load(sampled)
+    *together, drawn = decoder.generate([*greedy, sampled])
+    for run, kind in zip(together, ("chat", "long", "code"), strict=True):
+        assert list(run.output_ids) == list(oracle(kind).ids[: len(run.output_ids)]), kind
+    alone = decoder.run(sampled)
+    assert drawn.output_ids == alone.output_ids
+    fate = [[[(d.id, d.u, d.verdict) for d in step.drafts] for step in run.steps] for run in (drawn, alone)]
+    assert fate[0] == fate[1]
+    assert [len(run.output_ids) for run in [*together, drawn]] == [48, 24, 60, 40]
+    assert sum(run.metrics["num_draft_tokens"] for run in [*together, drawn]) > 0
+    assert violations(drawn) == []
+
+
 @pytest.mark.parametrize("kind", ["chat", "edit"])
 def test_bf16_differs_at_near_ties_only(kind: str) -> None:
     request = PROMPTS[kind].replace(dtype="bfloat16", max_new_tokens=120, device="cpu")
