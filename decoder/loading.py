@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 
 from decoder import catalog, families
@@ -72,7 +71,13 @@ class _Place:
 
 def cache_dir() -> Path:
     """Where converted models are kept (``REDLINE_CACHE`` overrides the user's cache folder)."""
-    return Path(os.environ.get("REDLINE_CACHE") or platformdirs.user_cache_dir("redline"))
+    if os.environ.get("REDLINE_CACHE"):
+        return Path(os.environ["REDLINE_CACHE"])
+    try:
+        import platformdirs
+    except ImportError:  # a bare machine with torch and transformers only
+        return Path.home() / ".cache" / "redline"
+    return Path(platformdirs.user_cache_dir("redline"))
 
 
 def pick_device(device: str) -> str:

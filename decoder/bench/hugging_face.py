@@ -16,6 +16,7 @@ import torch
 from decoder import loading
 from decoder.bench.measure import Case, Report, Sample, Variant, VariantName
 from decoder.bench.plan import BenchPlan
+from decoder.bench.round_times import rounds_between
 
 PLAIN, ASSISTED, LOOKUP, EXIT = "generate", "assisted", "prompt lookup", "early exit"
 
@@ -106,6 +107,8 @@ class HuggingFaceVariant(Variant):
         first, last = timer.rounds[0][0], timer.rounds[-1][0]
         tokens = sum(count for _, count in timer.rounds[1:])
         ms = 1000 * (last - first)
+        if repeat >= 0:
+            self.rounds += rounds_between(timer.rounds)
         return Sample(
             variant=self.name.key,
             suite=case.suite,

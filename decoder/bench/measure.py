@@ -11,12 +11,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decoder.errors import RedlineError
 from decoder.request import GenerationRequest
 
+if TYPE_CHECKING:
+    from decoder.bench.round_times import Round
+
 Report = Callable[[float, str], None]
+
+
+def part(report: Report, low: float, high: float) -> Report:
+    """A report whose 0 to 1 is ``low`` to ``high`` of ``report``."""
+    return lambda fraction, message: report(low + (high - low) * fraction, message)
 
 
 def silent(fraction: float, message: str) -> None:
@@ -91,6 +99,8 @@ class Variant(ABC):
     def __init__(self, name: VariantName, note: str = "") -> None:
         self.name = name
         self.note = note
+        self.rounds: list[Round] = []
+        """Every decode step of what was measured, warming up left out."""
 
     def start(self, report: Report) -> None:  # noqa: B027 (most have nothing to start)
         """Load what is needed. Raises what it likes: the row then says why it is empty."""

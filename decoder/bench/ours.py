@@ -6,6 +6,7 @@ import time
 
 from decoder.bench.measure import Case, Sample, Variant, VariantName
 from decoder.bench.plan import BenchPlan
+from decoder.bench.round_times import rounds_of
 from decoder.engine import RunStream, SpeculativeDecoder
 from decoder.errors import RequestError
 from decoder.request import GenerationRequest
@@ -71,6 +72,8 @@ class OurVariant(Variant):
         run = stream.run
         if run.error:
             raise RequestError(run.error)
+        if repeat >= 0:
+            self.rounds += rounds_of(run.steps)
         m = run.metrics
         return Sample(
             variant=self.name.key,

@@ -6,7 +6,7 @@ from decoder import catalog, loading
 from decoder.bench.batches import measure_batches
 from decoder.bench.floor import better, measure_floor
 from decoder.bench.hugging_face import hugging_face_variants
-from decoder.bench.measure import Case, Report, Variant, interleave, sentence, silent
+from decoder.bench.measure import Case, Report, Variant, interleave, part, sentence, silent
 from decoder.bench.memory import measure_memory
 from decoder.bench.ours import OurVariant, our_variants
 from decoder.bench.peers import peer_variants
@@ -41,7 +41,7 @@ def run_bench(plan: BenchPlan, report: Report = silent) -> BenchResult:
     draft = plan.draft or catalog.default_draft(plan.target)
     ours = our_variants(plan, exit_layer)
     variants: list[Variant] = [*hugging_face_variants(plan, draft, exit_layer), *ours, *peer_variants(plan)]
-    samples, errors = interleave(variants, cases, plan.repeats, _part(report, 0.0, 0.7))
+    samples, errors = interleave(variants, cases, plan.repeats, part(report, 0.0, 0.7))
     runner = SpeculativeDecoder.load(_plain(plan)).target.runner
     report(0.7, "timing passes of several tokens")
     try:
@@ -53,12 +53,12 @@ def run_bench(plan: BenchPlan, report: Report = silent) -> BenchResult:
     pairs = []
     for variant in _for_batches(plan, ours, errors) if plan.batch else []:
         pairs.append((variant, SpeculativeDecoder.load(variant.request(cases[0]))))
-    batches, batch_errors = measure_batches(pairs, cases, plan.batch, plan.repeats, _part(report, 0.72, 0.95))
+    batches, batch_errors = measure_batches(pairs, cases, plan.batch, plan.repeats, part(report, 0.72, 0.95))
     memory = None
     if plan.memory:
         watched, decoder = pairs[-1] if pairs else (ours[0], SpeculativeDecoder.load(_plain(plan)))
         memory = measure_memory(
-            lambda i: decoder.run(watched.request(cases[i % len(cases)])), plan.memory, _part(report, 0.95, 1.0)
+            lambda i: decoder.run(watched.request(cases[i % len(cases)])), plan.memory, part(report, 0.95, 1.0)
         )
     return BenchResult(
         plan=plan,
@@ -111,10 +111,6 @@ def _for_batches(plan: BenchPlan, ours: list[OurVariant], errors: dict[str, str]
         if v.name.key not in errors
         and (v.proposer == "none" or (v.proposer in BATCH_PROPOSERS and v.k == plan.their_k))
     ]
-
-
-def _part(report: Report, low: float, high: float) -> Report:
-    return lambda fraction, message: report(low + (high - low) * fraction, message)
 
 
 def _synthetic(plan: BenchPlan, report: Report) -> BenchResult:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from decoder.bench.goals import goals
 from decoder.bench.result import BenchResult
+from decoder.bench.round_times import RoundTimes
 from decoder.bench.summary import ALL, Ratio, RowSummary, rows
 from decoder.bench.synthetic import Synthetic
 from decoder.bench.widths import Width
@@ -158,20 +159,42 @@ def _batches(result: BenchResult) -> Sheet:
 def _synthetic(found: Synthetic) -> list[Sheet]:
     title = f"random Llama {found.shape}, {found.dtype} on {found.device}, {found.parameters / 1e9:.2f} B parameters"
     sheets_: list[Sheet] = []
+    floor_ms = found.floor.ms if found.floor else None
+    if found.rounds:
+        sheets_.append(_rounds(f"{title}: medians of a round", found.rounds, floor_ms))
     if found.samples or found.errors:
         variants = list(dict.fromkeys([s.variant for s in found.samples] + list(found.errors)))
-        floor_ms = found.floor.ms if found.floor else None
         table = rows(found.samples, variants, found.errors, ["synthetic"], floor_ms)
         note, f = "", found.floor
         if f:
             note = f"floor {f.ms:.2f} ms per token ({f.bandwidth / 1e9:,.0f} GB/s by {f.method})"
-        sheets_.append(row_sheet(f"{title}, {found.path}", table, note))
-    if found.widths:
-        sheets_.append(_widths(f"{title}: one pass of several tokens", found.widths))
+        sheets_.append(row_sheet(f"{title}, {found.path}" if found.path else title, table, note))
+    for widths, context in ((found.widths, found.context), (found.long_widths, found.long_context)):
+        if widths:
+            sheets_.append(_widths(f"{title}: one pass of several tokens, behind {context:,}", widths))
     if found.exact:
-        lines = tuple((name, "equal" if same else "DIFFERENT") for name, same in found.exact.items())
-        sheets_.append(Sheet(f"{title}: greedy against plain decoding", ("proposer", "tokens"), lines))
+        lines = tuple((name, exact.words()) for name, exact in found.exact.items())
+        sheets_.append(Sheet(f"{title}, {found.path}: greedy against plain decoding", ("proposer", "tokens"), lines))
     return sheets_
+
+
+def _rounds(title: str, found: tuple[RoundTimes, ...], floor_ms: float | None) -> Sheet:
+    heads = ("engine / proposer / k", "rounds", "ms", "quartiles", "draft", "verify", "overhead", "tokens", "x floor")
+    lines = tuple(
+        (
+            r.variant,
+            str(r.rounds),
+            number(r.ms.median),
+            f"{r.ms.low:.2f}-{r.ms.high:.2f}",
+            number(r.draft_ms),
+            number(r.verify_ms),
+            number(r.overhead_ms, 3),
+            number(r.tokens),
+            number(r.ms_per_token / floor_ms if floor_ms else None),
+        )
+        for r in found
+    )
+    return Sheet(title, heads, lines, "ms per decode step; tokens is the mean of a step, x floor that of a token")
 
 
 def summary_lines(result: BenchResult) -> list[str]:

@@ -7,17 +7,15 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from decoder.bench import floor as floors
-from decoder.bench import synthetic as synthetics
+from decoder.bench import random_models
 from decoder.bench.floor import bytes_per_token, measure_floor, read_bandwidth
 from decoder.bench.hugging_face import ASSISTED, EXIT, LOOKUP, PLAIN, HuggingFaceVariant
 from decoder.bench.measure import Case
 from decoder.bench.plan import BenchPlan
 from decoder.bench.result import BenchResult, read, save
 from decoder.bench.run import cases_of, run_bench
-from decoder.bench.synthetic import IdTokenizer, SyntheticPlan, run_synthetic
 from decoder.bench.tables import markdown, print_bench, sheets
 from decoder.bench.widths import measure_widths
 from decoder.errors import RequestError
@@ -157,8 +155,8 @@ def test_bytes_per_token_count_a_tied_table_once_and_an_embedding_not_at_all() -
     table = 384 * 64 * 4
     every = sum(p.numel() * 4 for p in model.parameters())
     assert bytes_per_token(model) == every - table
-    shape = dataclasses.replace(synthetics.SHAPES["tiny"], tied=True)
-    tied = synthetics.build(shape, "cpu", "float32")
+    shape = dataclasses.replace(random_models.SHAPES["tiny"], tied=True)
+    tied = random_models.build(shape, "cpu", "float32")
     assert bytes_per_token(tied) == sum(p.numel() * 4 for p in tied.parameters())
 
 
@@ -178,37 +176,3 @@ def test_widths_leave_the_runner_as_they_found_it(path: str) -> None:
     assert found[0].ratio == 1.0
     assert found[0].device_ms is None
     assert model.lengths == [0]
-
-
-def test_the_synthetic_part_on_a_tiny_shape() -> None:
-    tiny = SyntheticPlan(
-        shapes=("tiny",), device="cpu", dtype="float32", k=3, tokens=24, prompt_tokens=16, rounds=2, repeats=1,
-        errors=(0.0, 1.0), exact_tokens=24, exact_shape="tiny", buffer_bytes=1 << 20,
-    )  # fmt: skip
-    measured, exact = run_synthetic(tiny)
-    assert measured.errors == {}
-    by_variant = {s.variant: s for s in measured.samples}
-    right, wrong = by_variant["redline/replay, 0% wrong/3"], by_variant["redline/replay, 100% wrong/3"]
-    assert (right.accepted, wrong.accepted) == (right.drafted, 0)
-    assert {"redline/none", "redline/draft-model/3", "transformers/generate", "transformers/assisted/3"} <= set(
-        by_variant
-    )
-    assert measured.overhead_ms("redline/none") is not None
-    assert exact.exact
-    assert all(exact.exact.values())
-    assert synthetics.Synthetic.from_json(json.loads(json.dumps(measured.to_json()))) == measured
-
-
-def test_a_truncated_copy_has_the_targets_first_layers() -> None:
-    shape = synthetics.SHAPES["tiny"]
-    model = synthetics.build(shape, "cpu", "float32")
-    short = synthetics.truncated(model, shape, "cpu", "float32")
-    assert len(short.model.layers) == 1
-    assert torch.equal(short.model.layers[0].mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.weight)
-    assert torch.equal(short.lm_head.weight, model.lm_head.weight)
-
-
-def test_numbers_are_a_language() -> None:
-    tokenizer = IdTokenizer(20)
-    assert tokenizer("3 17")["input_ids"] == [3, 17]
-    assert tokenizer.decode([3, 17]) == " 3 17"
