@@ -40,6 +40,7 @@ def bench(
         bool, typer.Option("--acceptance", help="Time nothing: compare acceptance per position with the peer vllm.")
     ] = False,
     synthetic: Annotated[bool, typer.Option("--synthetic", help="Random models built in memory: needs none.")] = False,
+    shapes: Annotated[str, typer.Option(help="Shapes of --synthetic, with commas: 1b, 8b, tiny.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="The shortest bench that shows every part.")] = False,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
@@ -66,6 +67,7 @@ def bench(
         dtype=dtype,
         device=device,
         synthetic=synthetic,
+        shapes=tuple(dict.fromkeys(name.strip() for name in shapes.split(",") if name.strip())),
     )
     plan.validate()
     if dtype not in ("auto", "float32", "bfloat16", "float16"):

@@ -73,7 +73,8 @@ def read_bandwidth(device: str, buffer_bytes: int | None = None, passes: int = P
     The best and not the median, because this is a bound: what the memory can do, not what it usually does.
     """
     cuda = device.startswith("cuda")
-    size = buffer_bytes or (CUDA_BYTES if cuda else CPU_BYTES)
+    # A model may have left little room: still far more than a GPU's caches hold.
+    size = buffer_bytes or (min(CUDA_BYTES, torch.cuda.mem_get_info()[0] // 4) if cuda else CPU_BYTES)
     columns = 4096
     rows = max(1, size // (4 * columns))
     # Filled, not only reserved: untouched pages would all be one page of zeros.

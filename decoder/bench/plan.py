@@ -12,6 +12,7 @@ from decoder.errors import RequestError
 from decoder.request import MAX_K, PROPOSERS
 
 PEERS = ("vllm", "llamacpp")
+SYNTHETIC_SHAPES = ("1b", "8b", "tiny")
 PREFERRED_K = 4
 """The draft length at which other engines are measured, where it is among the ks."""
 
@@ -39,6 +40,8 @@ class BenchPlan:
     dtype: str = "auto"
     device: str = "auto"
     synthetic: bool = False
+    shapes: tuple[str, ...] = ()
+    """Of the synthetic models; empty: what the device can run in minutes."""
 
     @property
     def their_k(self) -> int:
@@ -67,6 +70,9 @@ class BenchPlan:
             raise RequestError("memory compares run 5 with a later one: give a number of runs of at least 6, or 0")
         if not self.ks:
             raise RequestError("k is empty: give draft lengths, for example 1,2,4,8")
+        for shape in self.shapes:
+            if shape not in SYNTHETIC_SHAPES:
+                raise RequestError(f"unknown shape {shape!r}: choose from {', '.join(SYNTHETIC_SHAPES)}")
         for engine, path in self.peers:
             if engine not in PEERS:
                 raise RequestError(f"unknown peer {engine!r}: vllm=PYTHON or llamacpp=SERVER")

@@ -117,11 +117,12 @@ def _synthetic(plan: BenchPlan, report: Report) -> BenchResult:
     device = loading.pick_device(plan.device)
     dtype = loading.pick_dtype(plan.dtype, device)
     # On a processor the large shapes take too long to be of use: the tiny one shows that every part works.
-    large = device != "cpu"
+    shapes = plan.shapes or (("tiny",) if device == "cpu" else ("1b", "8b"))
     found = run_synthetic(
         SyntheticPlan(
-            shapes=("1b", "8b") if large else ("tiny",),
-            exact_shape="1b" if large else "tiny",
+            shapes=shapes,
+            # In float32 a model takes twice the memory, and exactness does not need the largest.
+            exact_shape="1b" if "1b" in shapes else shapes[0],
             device=device,
             dtype=dtype,
             k=plan.their_k,

@@ -73,6 +73,7 @@ def test_a_kept_bench_is_shown_without_measuring(tmp_path: Path, capsys: pytest.
         (["--peer", "sglang=/bin/sh"], "unknown peer"),
         (["--peer", "vllm=/nowhere/python"], "is not a file"),
         (["--dtype", "int3"], "unknown dtype"),
+        (["--synthetic", "--shapes", "tiny,giant"], "unknown shape 'giant'"),
         (["--out", "/"], "is a folder"),
         (["--show", "/nowhere/bench.json"], "cannot read the bench"),
         (["--bogus"], "--bogus"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from decoder.bench import run
 from decoder.bench import synthetic as module
 from decoder.bench.bed import Bed
 from decoder.bench.exactness import Exact, compare
@@ -64,6 +65,20 @@ def test_every_part_on_a_tiny_shape_with_recorded_passes(monkeypatch: pytest.Mon
         assert Synthetic.from_json(json.loads(json.dumps(found.to_json()))) == found
     result = BenchResult(BenchPlan(synthetic=True), "now", {}, synthetic=(measured, exact))
     assert [len(sheet.rows) for sheet in sheets(result)] == [len(rounds), len(rounds), 5, 5, len(exact.exact)]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "measured", "exact"),
+    [((), ("tiny",), "tiny"), (("8b", "1b"), ("8b", "1b"), "1b"), (("8b",), ("8b",), "8b")],
+)
+def test_the_command_chooses_shapes_by_device_or_as_told(
+    shapes: tuple[str, ...], measured: tuple[str, ...], exact: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[SyntheticPlan] = []
+    monkeypatch.setattr(run, "run_synthetic", lambda plan, report: asked.append(plan) or [])
+    run.run_bench(BenchPlan(synthetic=True, device="cpu", dtype="float32", shapes=shapes))
+    assert (asked[0].shapes, asked[0].exact_shape) == (measured, exact)
+    assert asked[0].rounds >= 20
 
 
 def test_a_shape_that_does_not_fit_is_a_sentence_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
