@@ -14,14 +14,14 @@ from playground.notes import note
 from playground.proposer_picker import MAX_OWN, draft_value, proposer_value, settle
 from playground.shell import QUICK
 
-_WATCHED = ("mode", "system_mode", "proposer", "temperature")
+_WATCHED = ("mode", "system_mode", "proposer", "draft_length", "tree", "temperature")
 
 
 def wire_rules(controls: ControlsView, demo: gr.Blocks) -> None:
     """Connect the controls that others depend on."""
     parts = controls.parts
     inputs = [parts[name] for name in _WATCHED]
-    for name in ("mode", "system_mode", "proposer"):
+    for name in ("mode", "system_mode", "proposer", "draft_length", "tree"):
         parts[name].change(_refresh, inputs, controls.gated, **QUICK)
     parts["temperature"].change(_refresh, inputs, controls.gated, trigger_mode="always_last", **QUICK)
     chosen = [parts["target"], parts["proposer"], parts["draft"]]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from decoder.errors import RequestError
+from decoder.heads.layout import HEADS
 from decoder.request import GenerationRequest, SamplingParams
 from playground.pairs import WITH_DRAFT
 
@@ -23,6 +24,11 @@ CONTROLS: tuple[str, ...] = (
     "proposer",
     "draft",
     "k",
+    "draft_length",
+    "confidence",
+    "tree",
+    "tree_nodes",
+    "tree_width",
     "ngram_min",
     "ngram_max",
     "suffix_depth",
@@ -51,6 +57,7 @@ CONTROLS: tuple[str, ...] = (
 """Names of the controls, in the order in which the page hands them over."""
 
 _FILTERS = ("top_k", "top_p", "min_p")
+_TREE = ("tree_nodes", "tree_width")
 _SUFFIX = ("suffix_depth", "suffix_factor", "suffix_min_prob", "suffix_earlier")
 
 
@@ -72,6 +79,7 @@ def to_request(values: Mapping[str, Any]) -> GenerationRequest:
         proposer=proposer,
         draft=(_text(values, "draft").strip() or None) if proposer in WITH_DRAFT else None,
         k=_whole(values, "k", "k (draft length)"),
+        **_length(values, proposer),
         max_new_tokens=_whole(values, "max_new_tokens", "max new tokens"),
         sampling=SamplingParams(
             temperature=_number(values, "temperature", "temperature"),
@@ -101,6 +109,21 @@ def to_request(values: Mapping[str, Any]) -> GenerationRequest:
     return request
 
 
+def _length(values: Mapping[str, Any], proposer: str) -> dict[str, Any]:
+    """Who decides the draft's length, and its shape, as far as the proposer uses them."""
+    found: dict[str, Any] = {}
+    if proposer != "none":
+        found["draft_length"] = _text(values, "draft_length") or "fixed"
+    if found.get("draft_length") == "confidence":
+        found["confidence"] = _number(values, "confidence", "confidence")
+    if proposer in HEADS:
+        found["tree"] = _text(values, "tree") or "chain"
+    if found.get("tree", "chain") != "chain":
+        found["tree_nodes"] = _whole(values, "tree_nodes", "tree nodes")
+        found["tree_width"] = _whole(values, "tree_width", "tree width")
+    return found
+
+
 def _suffix(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "suffix_depth": _whole(values, "suffix_depth", "suffix depth"),
@@ -123,6 +146,11 @@ def from_request(request: GenerationRequest, *, baseline: bool = True) -> dict[s
         "proposer": request.proposer,
         "draft": request.draft,
         "k": request.k,
+        "draft_length": request.draft_length,
+        "confidence": request.confidence,
+        "tree": request.tree,
+        "tree_nodes": request.tree_nodes,
+        "tree_width": request.tree_width,
         "ngram_min": request.ngram_min,
         "ngram_max": request.ngram_max,
         "suffix_depth": request.suffix_depth,
@@ -162,6 +190,14 @@ def excluded(values: Mapping[str, Any]) -> dict[str, str | None]:
     reasons: dict[str, str | None] = {
         "draft": None if proposer in WITH_DRAFT else "only for proposers with weights of their own",
         "k": "nothing is drafted without a proposer" if proposer == "none" else None,
+        "draft_length": "only for what drafts" if proposer == "none" else None,
+        "confidence": None
+        if proposer != "none" and values.get("draft_length") == "confidence"
+        else "only for drafts that end by confidence",
+        "tree": None if proposer in HEADS else "only for heads",
+        **dict.fromkeys(
+            _TREE, None if proposer in HEADS and values.get("tree", "chain") != "chain" else "only for trees"
+        ),
         "ngram_min": only("ngram", "n-gram"),
         "ngram_max": only("ngram", "n-gram"),
         **{name: only("suffix", "suffix decoding") for name in _SUFFIX},

@@ -17,6 +17,7 @@ from decoder.request import GenerationRequest
 from playground.controls import CONTROLS, excluded, from_request
 from playground.draft_cards import card
 from playground.example_prompts import EXAMPLES, Example
+from playground.length_picker import length_value, settle_length, shape_value
 from playground.pairs import WITH_DRAFT, draft_options, standings
 from playground.picker_view import Picker
 from playground.proposer_picker import draft_value, proposer_value
@@ -30,6 +31,11 @@ _GATED = (
     "system_prompt",
     "draft",
     "k",
+    "draft_length",
+    "confidence",
+    "tree",
+    "tree_nodes",
+    "tree_width",
     "ngram_min",
     "ngram_max",
     "suffix_depth",
@@ -48,6 +54,9 @@ _LABELS = {
     "system_mode": "System prompt",
     "system_prompt": "My system prompt",
     "k": "Draft length k",
+    "confidence": "Least confidence",
+    "tree_nodes": "Tokens in a tree, at most",
+    "tree_width": "Tokens for one place, at most",
     "ngram_min": "Shortest n-gram",
     "ngram_max": "Longest n-gram",
     "suffix_depth": "Match and draft, at most",
@@ -61,7 +70,12 @@ _LABELS = {
     "min_p": "Min-p (0: off)",
     "baseline": "Also run the baseline",
 }
+_PICKERS = ("draft", "draft_length", "tree")
+"""They say themselves what cannot be chosen; here they are only shown or not."""
 _HIDDEN_UNLESS_USED = {
+    "confidence",
+    "tree_nodes",
+    "tree_width",
     "ngram_min",
     "ngram_max",
     "suffix_depth",
@@ -109,7 +123,7 @@ class ControlsView:
     @property
     def gated(self) -> list[Any]:
         """Outputs of ``gate``."""
-        return [*(self.parts[name] for name in _GATED), self.proposer_line]
+        return [*(self.parts[name] for name in _GATED), self.proposer_line, self.lengths.offers]
 
     def _build_prompt(self, values: Mapping[str, Any]) -> None:
         put = self.parts
@@ -164,6 +178,20 @@ class ControlsView:
         )
         put["exit_layer"] = gr.Number(values["exit_layer"], precision=0, **gate("exit_layer"))
         put["k"] = gr.Slider(1, max(16, values["k"]), values["k"], step=1, elem_id="rl-k", **gate("k"))
+        self.lengths = Picker(
+            "length",
+            "Who decides the length",
+            values["draft_length"],
+            length_value(proposer, values["tree"]),
+            **gate("draft_length"),
+        )
+        put["draft_length"] = self.lengths.part
+        put["confidence"] = gr.Number(values["confidence"], step=0.05, elem_id="rl-confidence", **gate("confidence"))
+        self.shapes = Picker("tree", "Shape of the draft", values["tree"], shape_value(), **gate("tree"))
+        put["tree"] = self.shapes.part
+        with gr.Row():
+            put["tree_nodes"] = gr.Number(values["tree_nodes"], precision=0, **gate("tree_nodes"))
+            put["tree_width"] = gr.Number(values["tree_width"], precision=0, **gate("tree_width"))
 
     def _build_sampling(self, values: Mapping[str, Any]) -> None:
         put = self.parts
@@ -216,14 +244,23 @@ class ControlsView:
 
 def gate(values: Mapping[str, Any]) -> list[Any]:
     """Updates for ``ControlsView.gated`` after a control changed."""
-    reasons = excluded(values)
-    updates: list[Any] = [gr.update(**_gate_settings(name, reasons)) for name in _GATED]
-    return [*updates, _help(proposer_sentence(values.get("proposer")))]
+    proposer, tree = values.get("proposer"), values.get("tree")
+    held = dict(values)
+    length = settle_length(held.get("draft_length"), proposer, tree)
+    reasons = excluded({**held, "draft_length": length})
+    updates: list[Any] = [_gate_settings(name, reasons) for name in _GATED]
+    if length != held.get("draft_length"):
+        updates[_GATED.index("draft_length")]["value"] = length
+    return [
+        *(gr.update(**update) for update in updates),
+        _help(proposer_sentence(proposer)),
+        length_value(proposer, tree),
+    ]
 
 
 def _gate_settings(name: str, reasons: Mapping[str, str | None]) -> dict[str, Any]:
     reason = reasons.get(name)
-    if name == "draft":  # a picker: it says itself what cannot be chosen
+    if name in _PICKERS:
         return {"visible": reason is None}
     settings: dict[str, Any] = {
         "label": _LABELS[name] if name != "baseline" or not reason else f"{_LABELS[name]} ({reason})",
@@ -237,7 +274,8 @@ def _gate_settings(name: str, reasons: Mapping[str, str | None]) -> dict[str, An
 
 
 _INFO = {
-    "k": "Tokens written ahead in each step.",
+    "k": "Tokens written ahead in each step, or the most of them; the depth of a tree.",
+    "confidence": "A draft ends before a token whose likeliest choice has less than this probability.",
     "prediction": "The text that you expect the answer to contain.",
     "suffix_earlier": "The outputs of stored runs of this target are counted too. A prompt that was asked before then "
     "looks magically fast; the run says so.",

@@ -39,7 +39,9 @@
     };
     if (!row.chain) return branches(row, put);
     const holder = h("span.rl-line", {}, ...row.lines[0].tokens.map((index) => put(row.tokens[index])));
-    if (!row.step.drafts.length) holder.append(h("span.rl-nodraft", { text: row.index === 0 ? "from the prompt" : "nothing drafted", title: row.step.k_reason }));
+    const { drafts, k_reason: why } = row.step;
+    const nothing = row.index === 0 ? "from the prompt" : `nothing drafted${why ? `: ${R.text.plain(why, 48)}` : ""}`;
+    if (!drafts.length) holder.append(h("span.rl-nodraft", { text: nothing, title: why }));
     holder.append(...ending(row, put));
     return h("span.rl-lines", {}, holder);
   };
@@ -134,7 +136,6 @@
         style: `top:${offsets[row.index]}px;height:${height(row)}px`,
       });
       const verdict = row.step.drafts.length ? `${row.accepted}/${row.step.drafts.length}` : "";
-      const length = row.step.k_reason ? ` (draft length ${row.step.k}: ${row.step.k_reason})` : "";
       const why = row.step.k_reason ? ` (k = ${row.step.k}: ${row.step.k_reason})` : "";
       element.append(
         h("button.rl-row-number", { type: "button", text: String(row.index), title: `Go to step ${row.index}`, tabindex: "-1", onclick: () => store.moveTo(row.index, { select: true }) }),

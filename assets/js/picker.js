@@ -64,8 +64,8 @@
       R.clear(list);
       let index = 0;
       found.groups.forEach((group, n) => {
-        const head = h("div.rl-pick-head", { id: `${id}-group-${n}`, text: group.title });
-        list.append(h("div.rl-pick-group", { role: "group", "aria-labelledby": head.id }, head,
+        const head = group.title ? h("div.rl-pick-head", { id: `${id}-group-${n}`, text: group.title }) : null;
+        list.append(h("div.rl-pick-group", { role: "group", "aria-labelledby": head ? head.id : `${id}-label` }, head,
           ...group.entries.map((entry) => row(entry, index++))));
       });
       form.hidden = !found.own;

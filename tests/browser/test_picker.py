@@ -194,3 +194,38 @@ def test_on_a_small_screen(chromium: Browser, server: Server, scheme: str) -> No
     page.wait_for_url(re.compile("run="))
     for _ in visitors:
         pass
+
+
+def test_who_decides_the_length(visitor: Visitor) -> None:
+    page = visitor.open()
+    page.click("#rl-length .rl-pick-button")
+    expect(page.locator(f"#rl-length {OPTION}")).to_have_count(4)
+    page.locator("#rl-length [data-value=confidence]").click()
+    expect(page.locator("#rl-confidence input")).to_be_visible()
+    propose(page, "N-gram")  # it has no probabilities: the choice goes back to a fixed length
+    expect(page.locator("#rl-length .rl-pick-title")).to_have_text("Fixed: k tokens")
+    expect(page.locator("#rl-confidence")).to_be_hidden()
+    page.click("#rl-length .rl-pick-button")
+    expect(page.locator("#rl-length [data-value=confidence]")).to_have_attribute("aria-disabled", "true")
+    expect(page.locator("#rl-length [data-value=confidence]")).to_contain_text("looks its drafts up")
+    page.locator("#rl-length [data-value=auto]").click()
+    expect(page.locator("#rl-tree")).to_be_hidden()
+    run(page, "How long shall a draft be?")
+    expect(page.locator("#rl-note .rl-note-error")).to_have_count(0)
+    propose(page, "No drafting")
+    expect(page.locator("#rl-length")).to_be_hidden()
+
+
+def test_the_shape_of_a_heads_draft(visitor: Visitor) -> None:
+    page = visitor.open()
+    opened(page, "proposer")
+    own(page, "proposer", "someone/Tiny-EAGLE3")
+    expect(page.locator("#rl-tree .rl-pick-title")).to_have_text("Chain", timeout=60_000)
+    page.click("#rl-tree .rl-pick-button")
+    page.locator("#rl-tree [data-value=dynamic]").click()
+    expect(page.get_by_label("Tokens in a tree, at most")).to_be_visible()
+    page.click("#rl-length .rl-pick-button")
+    expect(page.locator("#rl-length [data-value=confidence]")).to_contain_text("already grows where its head is sure")
+    page.keyboard.press("Escape")
+    run(page, "What shape has a draft?")
+    expect(page.locator("#rl-note .rl-note-error")).to_have_count(0)

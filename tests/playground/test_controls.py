@@ -37,6 +37,10 @@ def test_the_start_values_name_every_control() -> None:
         GenerationRequest(prompt="a", system_prompt="", proposer="draft-model", draft="smollm2-draft"),
         GenerationRequest(prompt="a", proposer="eagle3", draft="./my-head"),
         GenerationRequest(prompt="a", proposer="mtp"),
+        GenerationRequest(prompt="a", proposer="ngram", draft_length="auto"),
+        GenerationRequest(prompt="a", proposer="draft-model", draft_length="confidence", confidence=0.6),
+        GenerationRequest(prompt="a", proposer="medusa", draft_length="moving-average"),
+        GenerationRequest(prompt="a", proposer="eagle3", tree="dynamic", tree_nodes=24, tree_width=3),
         GenerationRequest(prompt="a", system_prompt="be brief", proposer="prediction", prediction="b\n\tc"),
         GenerationRequest(
             prompt="a",
@@ -86,6 +90,10 @@ def test_a_request_survives_the_controls(request_: GenerationRequest) -> None:
         ({"target": " "}, "no target is chosen"),
         ({"proposer": "oracle"}, "unknown proposer"),
         ({"proposer": "prediction"}, "prediction needs the text"),
+        ({"draft_length": "confidence"}, "looks its drafts up"),
+        ({"draft_length": "by feeling"}, "unknown draft length"),
+        ({"proposer": "eagle3", "tree": "shrub"}, "unknown tree"),
+        ({"proposer": "eagle3", "tree": "static", "tree_nodes": 1}, "tree nodes must be between"),
         ({"logit_bias": "12 = 3"}, "token id: bias"),
         ({"stop_ids": "1, x"}, "'x' is not a token id"),
         ({"prompt": 7}, "must be text"),
@@ -100,8 +108,11 @@ def test_bad_values_get_a_sentence(change: dict[str, Any], sentence: str) -> Non
 
 
 def test_what_the_proposer_does_not_use_stays_out() -> None:
-    request = to_request({**START, "prediction": "left over", "draft": "left over", "exit_layer": 3})
+    left_over = {"prediction": "left over", "draft": "left over", "exit_layer": 3, "confidence": 0.9}
+    request = to_request({**START, **left_over, "tree": "static", "tree_nodes": 99})
     assert (request.prediction, request.draft, request.exit_layer) == (None, None, 0)
+    assert (request.confidence, request.tree, request.tree_nodes) == (0.4, "chain", 16)
+    assert to_request({**START, "proposer": "none", "draft_length": "auto"}).draft_length == "fixed"
 
 
 def test_a_comparison_of_proposers_keeps_their_settings() -> None:
