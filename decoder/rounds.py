@@ -43,6 +43,7 @@ class Decoding:
         self.live = list(self.states)
         self.lengths = Lengths(requests)
         self._context: Context | None = None
+        self._paths = self._paths_now()
 
     def _new_row(self, index: int, request: GenerationRequest, batch: int) -> RowState:
         decoder, target = self.decoder, self.decoder.target
@@ -203,7 +204,26 @@ class Decoding:
                 state.end(FinishReason.ERROR, _not_numbers(state.row.emitted + 1))
                 continue
             steps[state.index] = state.record(outcome, self.decoder.tokens, times)
+        self._note_paths()
         return steps
+
+    def _paths_now(self) -> dict[str, str]:
+        runners = {"target": self.runner, "draft": getattr(self.proposer, "runner", None)}
+        return {role: path for role, runner in runners.items() if (path := getattr(runner, "path", ""))}
+
+    def _note_paths(self) -> None:
+        """Passes that turn out not to be recordable go on eagerly from there: the runs say so."""
+        paths = self._paths_now()
+        if paths == self._paths:
+            return
+        self._paths = paths
+        found = {f"{role}_path": path for role, path in paths.items()}
+        for role, owner in (("target", self), ("draft", self.proposer)):
+            note = getattr(getattr(owner, "runner", None), "path_note", lambda: None)()
+            if note:
+                found[f"{role}_path_note"] = note
+        for state in self.states:
+            state.header = state.header.replace(versions={**state.header.versions, **found})
 
 
 def _not_numbers(position: int) -> str:

@@ -26,7 +26,7 @@ class ReplayProposer(Proposer):
 
     name = "replay"
 
-    def __init__(self, continuation: Sequence[int], error: float, vocab_size: int, seed: int = 0) -> None:
+    def __init__(self, continuation: Sequence[int], error: float, vocab_size: int, seed: int = 1) -> None:
         self.continuation, self.error, self.vocab_size, self.seed = list(continuation), error, vocab_size, seed
 
     def begin(self, context: Context) -> None:

@@ -215,12 +215,17 @@ def test_where_nothing_can_be_recorded_decoding_goes_on_eagerly_and_says_why(fai
     decoder = tiny_decoder(DraftModelProposer(draft), target)
     request = GenerationRequest("The quick", chat=False, max_new_tokens=40, ignore_eos=True)
     assert target.path == "CUDA graph"
-    tokens = [decoder.run(request.replace(proposer="draft-model", k=k)).output_ids for k in (1, 2, 4, 8)]
+    runs = [decoder.run(request.replace(proposer="draft-model", k=k)) for k in (1, 2, 4, 8)]
+    tokens = [run.output_ids for run in runs]
     plain = expected.run(request).output_ids
     assert tokens == [plain] * 4
     assert target.path == "eager, fused"
     assert target.path_note() == "CUDA graphs are off: there was no memory left to record one"
     assert draft.path_note() is None
+    broken = next(run for run in runs if "target_path" in run.versions)
+    assert broken.versions["target_path"] == "eager, fused"
+    assert broken.versions["target_path_note"] == target.path_note()
+    assert broken.versions["draft_path"] == "CUDA graph"
     assert target.short(1).path == "eager, fused"
     assert draft.path == "CUDA graph"
 
