@@ -69,11 +69,15 @@ class HeadProposer(Proposer):
         self.name = name
         self.runner = runner
         self.capture = runner.head.capture
+        self._sound: Tensor | None = None
 
     def begin(self, context: Context) -> None:
         self._context = context
         self._states = States(context)
         self._tree = wants_tree(context)
+        if self._sound is not None and not bool(self._sound):
+            self.runner.cache.clear()  # what is not a number must not stay in buffers that the next rows use
+        self._sound = None
         self.runner.reset(len(context.rows))
 
     def propose(self, ks: Sequence[int], u: Tensor) -> Proposal:
@@ -91,6 +95,9 @@ class HeadProposer(Proposer):
                 proposal = draft_tree(branches, rows[0], ks[0])
             else:
                 proposal = draft_chain(logits, self.runner.step, rows, ks, u, self._context.vocab_size)
+            if proposal.sound is not None:
+                whole = proposal.sound.all()
+                self._sound = whole if self._sound is None else self._sound & whole
         reason = f"the text is longer than the head's context of {context:,} tokens"
         proposal.reasons = [reason if f else r for f, r in zip(full, proposal.reasons, strict=True)]
         return proposal

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from decoder.proposers.base import Proposal, Row
 from decoder.sampling import draw
+from decoder.transfer import upload
 
 _FIRST, _NEXT = 0.6, 0.3
 """A static shape assumes that the likeliest token is right six times in ten, each further one 0.3 times as often."""
@@ -45,6 +46,8 @@ class _Tree:
     """Logarithm of the product of probabilities from the root."""
     grown: dict[int, int] = field(default_factory=dict)
     """Node -> its index among those that ``Branches`` knows."""
+    sound: bool = True
+    """Everything that was scored was a number."""
 
     def add(self, token: int, parent: int | None, q: Tensor, score: float = 0.0) -> int:
         self.ids.append(token)
@@ -89,15 +92,18 @@ def draft_tree(branches: Branches, row: Row, depth: int) -> Proposal:
         tree = _static(branches, row, static_shape(depth, request.tree_nodes, request.tree_width))
     device = branches.root().device
     if not tree.ids:
-        return Proposal.of_lists([[]], str(device), ["the draft's logits are not numbers"])
-    chosen = request.tree == "dynamic" and not greedy
-    return Proposal(
-        torch.tensor([tree.ids], device=device),
-        torch.tensor([len(tree.ids)], device=device),
-        None if chosen else torch.stack(tree.q)[None],
-        parents=list(tree.parents),
-        reasons=[None],
-    )
+        proposal = Proposal.of_lists([[]], str(device), [None if tree.sound else "the draft's logits are not numbers"])
+    else:
+        chosen = request.tree == "dynamic" and not greedy
+        proposal = Proposal(
+            upload([tree.ids], device),
+            upload([len(tree.ids)], device),
+            None if chosen else torch.stack(tree.q)[None],
+            parents=list(tree.parents),
+            reasons=[None],
+        )
+    proposal.sound = upload([tree.sound], device, torch.bool)
+    return proposal
 
 
 def _static(branches: Branches, row: Row, shape: Sequence[int | None]) -> _Tree:
@@ -113,7 +119,8 @@ def _static(branches: Branches, row: Row, shape: Sequence[int | None]) -> _Tree:
         following: list[int | None] = []
         for node, logits in zip(level, scores, strict=True):
             parent = None if node is None else place[node]
-            picked = _pick(logits, row, [draws[child] for child in children[node]])
+            q = _distribution(tree, row, logits)
+            picked = [] if q is None else _pick(logits, q, row, [draws[child] for child in children[node]])
             for child, (token, q) in zip(children[node], picked, strict=False):
                 place[child] = tree.add(token, parent, q)
                 if child in children:
@@ -122,11 +129,16 @@ def _static(branches: Branches, row: Row, shape: Sequence[int | None]) -> _Tree:
     return tree
 
 
-def _pick(logits: Tensor, row: Row, draws: Sequence[float]) -> list[tuple[int, Tensor]]:
+def _distribution(tree: _Tree, row: Row, logits: Tensor) -> Tensor | None:
+    """What children are taken from [V]; None where the processed ``logits`` are not numbers."""
+    if bool(logits.amax().isfinite()):
+        return row.sampler.probs(logits[None])[0]
+    tree.sound = False
+    return None
+
+
+def _pick(logits: Tensor, q: Tensor, row: Row, draws: Sequence[float]) -> list[tuple[int, Tensor]]:
     """One token per draw (fewer where no more can be), each with its distribution [V]. ``logits`` [V] are processed."""
-    if not bool(logits.amax().isfinite()):
-        return []
-    q = row.sampler.probs(logits[None])[0]
     if row.request.sampling.greedy:
         best = logits.topk(min(len(draws), logits.shape[0]))
         return [(int(i), q) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True) if v > -math.inf]
@@ -149,9 +161,9 @@ def _dynamic(branches: Branches, row: Row, depth: int, nodes: int, width: int) -
     for _ in range(depth):
         first = len(tree.ids)
         for parent, logits in zip(beam, _score(branches, tree, row, beam), strict=True):
-            if not bool(logits.amax().isfinite()):
+            q = _distribution(tree, row, logits)
+            if q is None:
                 continue
-            q = row.sampler.probs(logits[None])[0]
             best = q.topk(min(width, q.shape[0]))
             above = 0.0 if parent is None else tree.scores[parent]
             for token, p in zip(best.indices.tolist(), best.values.tolist(), strict=True):
@@ -163,7 +175,7 @@ def _dynamic(branches: Branches, row: Row, depth: int, nodes: int, width: int) -
             break
     # Sorting keeps the order of equals, so a parent is never left out for its child.
     kept = sorted(sorted(range(len(tree.ids)), key=lambda node: -tree.scores[node])[:nodes])
-    result, place = _Tree(), dict[int, int]()
+    result, place = _Tree(sound=tree.sound), dict[int, int]()
     for node in kept:
         above_it = tree.parents[node]
         place[node] = result.add(tree.ids[node], None if above_it is None else place[above_it], tree.q[node])

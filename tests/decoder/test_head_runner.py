@@ -167,3 +167,26 @@ def test_memory_does_not_grow_with_runs() -> None:
         sizes.append(proposer.runner.cache.rows[0].keys.numel())
         assert all(sum(len(part) for part in row) <= 8 for row in proposer._states.parts)
     assert len(set(sizes)) == 1
+
+
+@pytest.mark.parametrize("tree", ["chain", "static"])
+def test_a_head_that_breaks_down_costs_time_once(tree: str) -> None:
+    """NaN in its cache is gone at the next run: a slot that is masked by weight 0 would still poison its readers."""
+    proposer: Any = heads.tiny_head("eagle")
+    decoder = tiny_decoder(proposer, runner_of(predictable()))
+    request = request_for("eagle", "The quick brown fox", max_new_tokens=25, ignore_eos=True, k=3, tree=tree)
+    sound = decoder.run(request)
+    head, run = proposer.runner.head, proposer.runner.head.run
+    try:
+        head.run = lambda *args: run(*args) + torch.nan
+        broken = decoder.run(request)
+        for layer in proposer.runner.cache.rows:
+            layer.keys = torch.full_like(layer.keys, torch.nan)
+            layer.values = torch.full_like(layer.values, torch.nan)
+    finally:
+        head.run = run
+    assert broken.output_ids == sound.output_ids
+    assert broken.metrics["num_draft_tokens"] == 0
+    assert "not numbers" in broken.metrics["not_speculating"]
+    again = decoder.run(request)
+    assert [[d.id for d in s.drafts] for s in again.steps] == [[d.id for d in s.drafts] for s in sound.steps]
