@@ -329,3 +329,46 @@ def test_reading_a_layout_needs_no_torch() -> None:
 
     code = "import decoder.heads.fit, decoder.heads.layout, decoder.heads.files, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# --- from the Hub ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of the Hub, without a network: ``someone/head`` is there whole, ``someone/config`` only its config."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    for name in ("head", "config", "pickle"):
+        place = tmp_path / f"models--someone--{name}"
+        (place / "refs").mkdir(parents=True)
+        (place / "refs" / "main").write_text("abc123")
+        heads.save(place / "snapshots" / "abc123", heads.eagle3(predictable()))
+        if name != "head":
+            (place / "snapshots" / "abc123" / "model.safetensors").unlink()
+    return tmp_path
+
+
+def test_a_head_from_the_hub_is_read_from_its_cache(hub: Path) -> None:
+    files = open_files("someone/head")
+    assert files.revision == "abc123"
+    assert fit.problems(files, require("it", "eagle3", files.config, files.shapes), facts(predictable())) == []
+    assert set(files.tensors(["d2t"])) == {"d2t"}
+    assert open_files("someone/head", weights=False).shapes == files.shapes, "what is here is checked whole"
+
+
+def test_of_a_head_that_is_not_here_the_config_is_checked(hub: Path) -> None:
+    files = open_files("someone/config", weights=False)
+    assert not files.shapes
+    assert fit.problems(files, require("it", "eagle3", files.config, {}), facts(predictable())) == []
+
+
+def test_a_head_without_safetensors_on_the_hub_is_refused(hub: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no \.safetensors weights on the Hub; Redline never loads a pickle"):
+        open_files("someone/pickle")
+
+
+def test_a_head_that_cannot_be_fetched_says_so(hub: Path) -> None:
+    with pytest.raises(ModelError, match=r"cannot load the draft someone/unknown: .*Hub cannot be reached"):
+        open_files("someone/unknown")
