@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decoder.fused import mix, rms_norm, rotate
+from decoder.fused import mix, rotate
 from decoder.heads.sizes import Sizes
 from decoder.kv_cache import KVCache
 
@@ -17,6 +17,11 @@ from decoder.kv_cache import KVCache
 def frozen(tensor: Tensor) -> nn.Parameter:
     """A weight that is never trained here."""
     return nn.Parameter(tensor, requires_grad=False)
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm over the last axis, as one operation: a draft need not round as transformers does."""
+    return F.rms_norm(x, weight.shape, weight, eps)
 
 
 class HeadLayer(nn.Module):
@@ -49,7 +54,7 @@ class HeadLayer(nn.Module):
 
     def read(self, hidden: Tensor) -> Tensor:
         """Hidden states as this layer's attention reads them: normed, where it has such a norm."""
-        return hidden if self.attention_norm is None else rms_norm(hidden, self.attention_norm, self.eps)
+        return hidden if self.attention_norm is None else norm(hidden, self.attention_norm, self.eps)
 
     def forward(
         self, read: Tensor, residual: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache
@@ -64,11 +69,11 @@ class HeadLayer(nn.Module):
         k = k.view(batch, width, self.kv_heads, self.head_dim)
         v = v.view(batch, width, self.kv_heads, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)
+            q, k = norm(q, self.q_norm, self.eps), norm(k, self.k_norm, self.eps)
         q, k = rotate(q, *rope), rotate(k, *rope)
         keys, values = cache.rows[self.index].update(k.transpose(1, 2), v.transpose(1, 2))
         hidden = residual + F.linear(self._mix(q, keys, values, mask), self.out, self.out_bias)
-        gate, up = F.linear(rms_norm(hidden, self.mlp_norm, self.eps), self.gate_up).chunk(2, -1)
+        gate, up = F.linear(norm(hidden, self.mlp_norm, self.eps), self.gate_up).chunk(2, -1)
         return hidden + F.linear(F.silu(gate) * up, self.down)
 
     def _mix(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decoder.fused import rms_norm
 from decoder.heads.expect import Eagle3Settings, MedusaShape
-from decoder.heads.layer import HeadLayer, Rope, frozen
+from decoder.heads.layer import HeadLayer, Rope, frozen, norm
 from decoder.heads.sizes import Sizes
 from decoder.kv_cache import KVCache
 
@@ -121,10 +120,10 @@ class Eagle3Head(RecurrentHead):
 
     def enter(self, states: Tensor) -> Tensor:
         if self.input_norm is not None:
-            states = rms_norm(states, self.input_norm, self.eps)
+            states = norm(states, self.input_norm, self.eps)
         if len(self.fc_norms):
             parts = states.chunk(len(self.fc_norms), -1)
-            states = torch.cat([rms_norm(p, n, self.eps) for p, n in zip(parts, self.fc_norms, strict=True)], -1)
+            states = torch.cat([norm(p, n, self.eps) for p, n in zip(parts, self.fc_norms, strict=True)], -1)
         return F.linear(states, self.fc)
 
     def run(
@@ -132,15 +131,15 @@ class Eagle3Head(RecurrentHead):
     ) -> Tensor:
         rope = self.rope.at(positions, end)
         embedded = self.first.read(F.embedding(ids, self.embedding))
-        normed = rms_norm(states, self.state_norm, self.eps)
+        normed = norm(states, self.state_norm, self.eps)
         residual = normed if self.settings.norm_before_residual else states
         x = self.first(torch.cat([embedded, normed], -1), residual, rope, mask, cache)
         for layer in self.rest:
             x = layer(layer.read(x), x, rope, mask, cache)  # type: ignore[operator]
-        return rms_norm(x, self.norm, self.eps) if self.settings.norm_output else x
+        return norm(x, self.norm, self.eps) if self.settings.norm_output else x
 
     def score(self, out: Tensor) -> Tensor:
-        normed = out if self.settings.norm_output else rms_norm(out, self.norm, self.eps)
+        normed = out if self.settings.norm_output else norm(out, self.norm, self.eps)
         logits = F.linear(normed, self.head)
         return logits if self.settings.logit_scale == 1.0 else logits * self.settings.logit_scale
 
@@ -172,10 +171,10 @@ class MtpHead(RecurrentHead):
         embedded = F.embedding(ids, self.borrowed.embedding)
         if self.blank_first:
             embedded = embedded * (positions != 0)[..., None]
-        parts = [rms_norm(embedded, self.embedding_norm, self.eps), rms_norm(states, self.state_norm, self.eps)]
+        parts = [norm(embedded, self.embedding_norm, self.eps), norm(states, self.state_norm, self.eps)]
         x = F.linear(torch.cat(parts[::-1] if self.state_first else parts, -1), self.fc)
         x = self.layer(self.layer.read(x), x, self.rope.at(positions, end), mask, cache)
-        return rms_norm(x, self.norm, self.eps)
+        return norm(x, self.norm, self.eps)
 
     def score(self, out: Tensor) -> Tensor:
         return self._target_head(out)
