@@ -20,6 +20,7 @@ class Clock:
     """
 
     def __init__(self, device: str) -> None:
+        self._device = device
         self._cuda = device.startswith("cuda")
         self._mps = device == "mps"
         self._spans: dict[str, float] = {}
@@ -29,7 +30,7 @@ class Clock:
     def now(self) -> float:
         """Seconds, after everything that was asked of the device is done. It waits: not for use within a step."""
         if self._cuda:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
         elif self._mps:
             torch.mps.synchronize()
         return time.perf_counter()
@@ -46,9 +47,10 @@ class Clock:
         if self._cuda:
             begin = torch.cuda.Event(enable_timing=True)
             end = torch.cuda.Event(enable_timing=True)
-            begin.record()
+            # On the stream of this device, which need not be the current one.
+            begin.record(torch.cuda.current_stream(self._device))
             yield
-            end.record()
+            end.record(torch.cuda.current_stream(self._device))
             self._events.append((name, begin, end))
         else:
             begin_s = self.now()

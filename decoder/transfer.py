@@ -15,16 +15,20 @@ from torch import Tensor
 
 def staged(values: Sequence[Any], device: str | torch.device, dtype: torch.dtype = torch.long) -> Tensor:
     """``values`` (numbers, or equally long lists of them) on the host, where ``device`` can fetch them by itself."""
-    return torch.tensor(values, dtype=dtype, pin_memory=torch.device(device).type == "cuda")
+    return _pinned(torch.tensor(values, dtype=dtype), torch.device(device))
 
 
 def upload(values: Sequence[Any], device: str | torch.device, dtype: torch.dtype = torch.long) -> Tensor:
     """``values`` as a tensor on ``device``; the copy is only queued."""
-    return staged(values, device, dtype).to(device, non_blocking=True)
+    return upload_tensor(torch.tensor(values, dtype=dtype), device)
 
 
 def upload_tensor(tensor: Tensor, device: str | torch.device) -> Tensor:
     """A host tensor on ``device``; the copy is only queued. The caller must not write to ``tensor`` any more."""
-    if torch.device(device).type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    device = torch.device(device)
+    # On mps nothing keeps the host's memory until a queued copy has read it.
+    return _pinned(tensor, device).to(device, non_blocking=device.type != "mps")
+
+
+def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.pin_memory() if device.type == "cuda" and tensor.numel() else tensor

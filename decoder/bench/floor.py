@@ -74,7 +74,7 @@ def read_bandwidth(device: str, buffer_bytes: int | None = None, passes: int = P
     """
     cuda = device.startswith("cuda")
     # A model may have left little room: still far more than a GPU's caches hold.
-    size = buffer_bytes or (min(CUDA_BYTES, torch.cuda.mem_get_info()[0] // 4) if cuda else CPU_BYTES)
+    size = buffer_bytes or (min(CUDA_BYTES, torch.cuda.mem_get_info(device)[0] // 4) if cuda else CPU_BYTES)
     columns = 4096
     rows = max(1, size // (4 * columns))
     # Filled, not only reserved: untouched pages would all be one page of zeros.
@@ -112,6 +112,6 @@ def _timed(kernel: Callable[[], object], device: str) -> float:
 def wait(device: str) -> None:
     """Let the host wait for everything that was asked of the device."""
     if device.startswith("cuda"):
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
     elif device == "mps":
         torch.mps.synchronize()

@@ -81,8 +81,9 @@ def _one(runner: Runner, ids: torch.Tensor) -> tuple[float, float | None]:
         wait(runner.device)
         return 1000 * (time.perf_counter() - begin), None
     first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    first.record()
+    stream = torch.cuda.current_stream(runner.device)
+    first.record(stream)
     runner.forward(ids)
-    last.record()
+    last.record(stream)
     last.synchronize()
     return 1000 * (time.perf_counter() - begin), first.elapsed_time(last)

@@ -23,7 +23,8 @@ class Gpu:
             def __init__(self, enable_timing: bool = False) -> None:
                 assert enable_timing
 
-            def record(self) -> None:
+            def record(self, stream: str) -> None:
+                assert stream == "the stream of cuda"
                 self.at = max(gpu.host, gpu.busy_until)
 
             def synchronize(self) -> None:
@@ -32,7 +33,10 @@ class Gpu:
             def elapsed_time(self, end: Any) -> float:
                 return 1000 * (end.at - self.at)
 
-        monkeypatch.setattr(module.torch, "cuda", SimpleNamespace(Event=Event, synchronize=self.wait))
+        cuda = SimpleNamespace(
+            Event=Event, synchronize=lambda device: self.wait(), current_stream=lambda device: f"the stream of {device}"
+        )
+        monkeypatch.setattr(module.torch, "cuda", cuda)
         monkeypatch.setattr(module.time, "perf_counter", lambda: self.host)
 
     def launch(self, host: float, device: float) -> None:
@@ -68,7 +72,7 @@ def test_spans_are_the_devices_and_the_rest_is_overhead(monkeypatch: pytest.Monk
 
 def test_work_that_a_step_leaves_behind_counts_where_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(monkeypatch)
-    clock = Clock("cuda:0")
+    clock = Clock("cuda")
     clock.start()
     gpu.wait()
     gpu.launch(0.0, 0.005)
