@@ -318,6 +318,19 @@ class FusedRunner(RowRunner):
             values[:, row, :, start : start + len(nodes)] = values[:, row, :, sources]
         self.lengths[row] = start + len(nodes)
 
+    def _leading(self, ids: Tensor, counts: list[int]) -> Tensor:
+        (rows, width), lengths = ids.shape, self.lengths
+        self.buffers.reserve(len(lengths), max(lengths) + width)
+        keys, values = self.buffers.keys, self.buffers.values
+        assert keys is not None
+        assert values is not None
+        self.buffers.keys, self.buffers.values, self.lengths = keys[:, :rows], values[:, :rows], lengths[:rows]
+        try:
+            # This path whatever the subclass: recorded and compiled passes know the whole buffers only.
+            return FusedRunner._pass(self, ids, counts, True, None)
+        finally:
+            self.buffers.keys, self.buffers.values, self.lengths = keys, values, lengths
+
     def _keep_rows(self, rows: Sequence[int]) -> None:
         self.buffers.keep(rows)
 

@@ -89,6 +89,17 @@ class _Layer(CacheLayerMixin):
         self.keys[row, :, start : start + n] = self.keys[row, :, sources]
         self.values[row, :, start : start + n] = self.values[row, :, sources]
 
+    def lead(self, rows: int, batch: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """Show only the first ``rows`` of ``batch`` rows, with room for ``tokens`` each; returns the buffers of all."""
+        assert self.keys is not None
+        assert self.values is not None
+        assert self.keys.shape[0] == batch
+        if self.keys.shape[2] < tokens:
+            self._reserve(self.keys, self.values, tokens)
+        whole = (self.keys, self.values)
+        self.keys, self.values = self.keys[:rows], self.values[:rows]
+        return whole
+
     def keep(self, rows: Sequence[int]) -> None:
         """Only ``rows`` stay, in place: the buffers become views of their first rows."""
         if self.keys is None or self.values is None:

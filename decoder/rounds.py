@@ -40,7 +40,8 @@ class Decoding:
         self.device = self.runner.logits_device
         self.clock = Clock(self.runner.device)
         self.states = [self._new_row(index, request, len(requests)) for index, request in enumerate(requests)]
-        self.live = list(self.states)
+        # Longest first: while a long prompt is read, the rows behind it that are done take no part.
+        self.live = sorted(self.states, key=lambda state: -len(state.row.tokens))
         self.lengths = Lengths(requests)
         self._context: Context | None = None
         self._paths = self._paths_now()

@@ -14,13 +14,18 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from decoder.kv_cache import KVCache
 from decoder.transfer import upload, upload_tensor
 
 PREFILL_CHUNK = 1024
-"""Prompt tokens per forward pass: bounds the memory of a long prompt's mask and logits."""
+"""Prompt tokens of a row per forward pass: bounds the memory of a long prompt's mask."""
+PREFILL_ROWS = 8
+"""Rows that may have so many of them in one pass; more rows get fewer each."""
+WORTH_A_PASS = 64
+"""Padding tokens that a further pass must spare."""
 
 
 class Runner(Protocol):
@@ -103,8 +108,9 @@ class RowRunner(ABC):
         counts = [width] * batch if counts is None else list(counts)
         if parents is not None and batch != 1:
             raise ValueError("trees are decoded one row at a time")
-        if last and width > PREFILL_CHUNK:
-            return self._in_chunks(ids, counts)
+        parts = prefill_parts(counts, width) if last else []
+        if len(parts) > 1:
+            return self._in_parts(ids, counts, parts)
         logits = self._pass(ids, counts, last, parents)
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         return logits.to(self.logits_device)
@@ -114,21 +120,25 @@ class RowRunner(ABC):
         """See ``Runner.logits_device``."""
         return "cpu" if self.device.startswith("mps") else self.device
 
-    def _in_chunks(self, ids: Tensor, counts: list[int]) -> Tensor:
-        """A long prompt, PREFILL_CHUNK columns at a time; keeps each row's logits from the chunk it ends in."""
+    def _in_parts(self, ids: Tensor, counts: list[int], parts: Sequence[tuple[int, int]]) -> Tensor:
+        """Long or ragged prompts, part by part; rows at the end of the list that are done take no further part."""
+        batch = ids.shape[0]
         result: Tensor | None = None
         states = []
-        for start in range(0, ids.shape[1], PREFILL_CHUNK):
-            part = ids[:, start : start + PREFILL_CHUNK]
-            here = [min(max(count - start, 0), part.shape[1]) for count in counts]
-            logits = self.forward(part, here, last=True)
+        for start, end in parts:
+            here = [min(max(count - start, 0), end - start) for count in counts]
+            # The first part makes the buffers, for all rows.
+            rows = max(row + 1 for row, count in enumerate(here) if count) if start else batch
+            part = ids[:rows, start:end]
+            logits = self._pass(part, here, True, None) if rows == batch else self._leading(part, here[:rows])
+            self.lengths = [length + count for length, count in zip(self.lengths, here, strict=True)]
+            logits = logits.to(self.logits_device)
             if self.captured is not None:
-                states.append(self.captured)
+                states.append(F.pad(self.captured, (0, 0, 0, 0, 0, batch - rows)))
             if result is None:
-                result = logits
-            else:
-                alive = upload([count > 0 for count in here], self.logits_device, torch.bool)
-                result = torch.where(alive[:, None, None], logits, result)
+                result = logits.new_zeros(batch, 1, logits.shape[-1])
+            alive = upload([count > 0 for count in here[:rows]], self.logits_device, torch.bool)
+            result[:rows] = torch.where(alive[:, None, None], logits, result[:rows])
         assert result is not None
         self.captured = torch.cat(states, 1) if states else None
         return result
@@ -155,6 +165,10 @@ class RowRunner(ABC):
     @abstractmethod
     def wipe(self, row: int) -> None:
         """See ``Runner.wipe``."""
+
+    @abstractmethod
+    def _leading(self, ids: Tensor, counts: list[int]) -> Tensor:
+        """``_pass`` with ``last`` for the first rows only, as many as ``ids`` has; the others stay as they are."""
 
     @abstractmethod
     def _pass(self, ids: Tensor, counts: list[int], last: bool, parents: Sequence[int | None] | None) -> Tensor:
@@ -238,6 +252,17 @@ class ModelRunner(RowRunner):
                 layer.move(row, sources, start)
         self.lengths[row] = start + len(nodes)
 
+    def _leading(self, ids: Tensor, counts: list[int]) -> Tensor:
+        (rows, width), lengths = ids.shape, self.lengths
+        whole = [layer.lead(rows, len(lengths), max(lengths) + width) for layer in self.kv.rows]
+        self.lengths = lengths[:rows]
+        try:
+            return self._pass(ids, counts, True, None)
+        finally:
+            self.lengths = lengths
+            for layer, (keys, values) in zip(self.kv.rows, whole, strict=True):
+                layer.keys, layer.values = keys, values
+
     def _keep_rows(self, rows: Sequence[int]) -> None:
         for layer in self.kv.rows:
             layer.keep(rows)
@@ -269,6 +294,23 @@ class ModelRunner(RowRunner):
         runner = ModelRunner(short, context=self.context, device=self.device, shared=self.kv)
         runner._batch = self._batch
         return runner
+
+
+def prefill_parts(counts: Sequence[int], width: int) -> list[tuple[int, int]]:
+    """Where to cut a pass over ``width`` columns, of which row b needs ``counts[b]``: bounded in size, and at the ends
+    of rows where what they would pad is worth a pass of its own."""
+    parts = []
+    start = 0
+    while start < width:
+        rows = sum(count > start for count in counts) or 1
+        end = min(width, start + min(PREFILL_CHUNK, max(WORTH_A_PASS, PREFILL_ROWS * PREFILL_CHUNK // rows)))
+        for cut in sorted({count for count in counts if start < count < end}):
+            if sum(count <= cut for count in counts) * (end - cut) >= WORTH_A_PASS:
+                end = cut
+                break
+        parts.append((start, end))
+        start = end
+    return parts
 
 
 def check_exit(layers: int, total: int) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from decoder.proposers.base import Row
+from decoder.transfer import upload
 
 NEVER = 2.0
 """In the place of a probability: the row did not stop by confidence."""
@@ -30,8 +31,8 @@ class Confidence:
         limits = [row.request.confidence if row.request.draft_length == "confidence" else 0.0 for row in rows]
         self.asked = any(limit > 0 and k > 0 for limit, k in zip(limits, ks, strict=True))
         if self.asked:
-            self._limits = torch.tensor(limits, device=device)
-            self._ks = torch.tensor(list(ks), device=device)
+            self._limits = upload(limits, device, torch.float32)
+            self._ks = upload(list(ks), device)
             self._going = torch.ones(len(rows), dtype=torch.bool, device=device)
             self._stopped = torch.full((len(rows),), NEVER, device=device)
             self._count = torch.zeros(len(rows), dtype=torch.long, device=device)

@@ -19,8 +19,11 @@ def autoregress(runner: Runner, rows: Sequence[Row], ks: Sequence[int], u: Tenso
     The first pass takes one token after a rejection and two after a full accept, so catching up costs no pass of its
     own.
     """
-    # Of a text that has outgrown the runner nothing more is taken in.
-    pending = [row.tokens[length : runner.context] for row, length in zip(rows, runner.lengths, strict=True)]
+    # A text that has outgrown the runner is not taken in any more.
+    pending = [
+        row.tokens[length:] if len(row.tokens) < runner.context else []
+        for row, length in zip(rows, runner.lengths, strict=True)
+    ]
     longest = max(len(p) for p in pending)
     first = upload([p + [0] * (longest - len(p)) for p in pending], runner.logits_device)
     # A target with a padded head may emit an id that the draft's embedding does not have.

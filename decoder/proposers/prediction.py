@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -22,6 +23,7 @@ class Follower:
         self._at: int | None = 0
         self._last_good = 0
         self._seen: list[int] = []
+        self._places: dict[tuple[int, ...], list[int]] | None = None
 
     def extend(self, tokens: Sequence[int], start: int = 0) -> None:
         """Take over new output tokens; the whole output is ``tokens[start:]``."""
@@ -43,15 +45,26 @@ class Follower:
 
     def _find(self) -> int | None:
         """The place behind the longest piece that ends the output: ahead of the last known place, else before it."""
+        if self._places is None:
+            self._places = _places(self.expected)
         for size in range(min(_LONGEST, len(self._seen)), 0, -1):
-            piece = self._seen[-size:]
-            limit = len(self.expected) if size > 1 else self._last_good + _NEAR
-            ahead = range(max(0, self._last_good - size + 1), min(limit, len(self.expected)) - size + 1)
-            behind = range(self._last_good - size, -1, -1) if size > 2 else range(0)
-            for start in (*ahead, *behind):
-                if self.expected[start : start + size] == piece:
-                    return start + size
+            starts = self._places.get(tuple(self._seen[-size:]), ())
+            next_ = bisect_left(starts, self._last_good - size + 1)
+            if next_ < len(starts) and (size > 1 or starts[next_] < self._last_good + _NEAR):
+                return starts[next_] + size
+            if next_ > 0 and size > 2:
+                return starts[next_ - 1] + size
         return None
+
+
+def _places(expected: Sequence[int]) -> dict[tuple[int, ...], list[int]]:
+    """Where each piece of up to ``_LONGEST`` tokens begins. Made once, when the place is first lost: a look through the
+    whole text at every step would take the longer the longer it is."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for start in range(len(expected)):
+        for size in range(1, min(_LONGEST, len(expected) - start) + 1):
+            found.setdefault(tuple(expected[start : start + size]), []).append(start)
+    return found
 
 
 class PredictionProposer(Proposer):

@@ -80,6 +80,35 @@ def test_prediction_prefers_the_next_place_over_an_earlier_one() -> None:
     assert follower.ahead(1) == [6]
 
 
+def found_by_search(follower: Follower) -> int | None:
+    """Where a plain search through the expected text finds the place again."""
+    expected, seen, last = follower.expected, follower._seen, follower._last_good
+    for size in range(min(8, len(seen)), 0, -1):
+        limit = len(expected) if size > 1 else min(last + 32, len(expected))
+        ahead = range(max(0, last - size + 1), limit - size + 1)
+        behind = range(last - size, -1, -1) if size > 2 else range(0)
+        for start in (*ahead, *behind):
+            if expected[start : start + size] == seen[-size:]:
+                return start + size
+    return None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 3), max_size=80), st.lists(st.integers(0, 4), max_size=60))
+def test_the_place_is_found_as_a_plain_search_finds_it(expected: list[int], output: list[int]) -> None:
+    follower = Follower(expected)
+    for n in range(1, len(output) + 1):
+        at, last, seen = follower._at, follower._last_good, list(follower._seen)
+        follower.extend(output[:n])
+        # The same step again, by hand.
+        plain = Follower(expected)
+        plain._at, plain._last_good, plain._seen = at, last, [*seen, output[n - 1]]
+        if at is not None and at < len(expected) and expected[at] == output[n - 1]:
+            assert follower._at == at + 1
+        else:
+            assert follower._at == found_by_search(plain)
+
+
 def test_a_used_up_prediction_drafts_nothing() -> None:
     follower = Follower([1, 2])
     follower.extend([1, 2])

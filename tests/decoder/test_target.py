@@ -115,6 +115,53 @@ def test_ragged_prompts_longer_than_a_chunk(path: str, monkeypatch: pytest.Monke
     assert model.lengths == [5, 50, 32]
 
 
+def test_rows_that_are_done_take_no_part_in_the_rest_of_a_long_prompt(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PREFILL_CHUNK", 64)
+    monkeypatch.setattr(module, "WORTH_A_PASS", 8)
+    model = runner(path=path)
+    passes: list[tuple[int, int]] = []
+    weights = model.model if path == "generic" else model.weights
+    whole = weights.forward if path == "generic" else weights.run
+
+    def counted(*args: object, **kwargs: object) -> object:
+        ids = kwargs["input_ids"] if path == "generic" else args[0]
+        passes.append(tuple(ids.shape))
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(weights, "forward" if path == "generic" else "run", counted)
+    model.capture = (1,)
+    model.reset(4)
+    texts = [some_ids(n, n) for n in (290, 40, 33, 2)]
+    padded = torch.tensor([t + [7] * (290 - len(t)) for t in texts])
+    last = model.forward(padded, [len(t) for t in texts], last=True)
+    assert passes[0] == (4, 2)
+    assert passes[-1][0] == 1
+    assert sum(rows * width for rows, width in passes) < 450
+    assert model.lengths == [290, 40, 33, 2]
+    assert model.captured.shape[:2] == (4, 290)
+    for b, text in enumerate(texts):
+        assert torch.allclose(last[b, 0], fresh(text)[-1], **CLOSE)
+        with torch.inference_mode():
+            states = tiny_llama(0)(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states
+        assert torch.allclose(model.captured[b, : len(text)], states[1][0], **CLOSE)
+    model.rollback([280, 40, 30, 1])
+    texts = [texts[0][:280], texts[1], texts[2][:30], texts[3][:1]]
+    after = model.forward(torch.tensor([[9, 8]] * 4))
+    for b, text in enumerate(texts):
+        assert torch.allclose(after[b], fresh([*text, 9, 8])[-2:], **CLOSE)
+
+
+def test_where_a_prompts_pass_is_cut(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module.prefill_parts([2500], 2500) == [(0, 1024), (1024, 2048), (2048, 2500)]
+    assert module.prefill_parts([3, 2], 3) == [(0, 3)]
+    assert module.prefill_parts([600, 600], 600) == [(0, 600)]
+    assert module.prefill_parts([600, 500, 30], 600) == [(0, 30), (30, 500), (500, 600)]
+    assert module.prefill_parts([600] * 32, 600) == [(0, 256), (256, 512), (512, 600)]
+    assert module.prefill_parts([0, 0], 1) == [(0, 1)]
+
+
 def test_a_tree_sees_its_ancestors_and_the_kept_path_stays(path: str) -> None:
     model = runner(path=path)
     model.reset(1)
