@@ -288,14 +288,22 @@ def _load(name: str, dtype: str, device: str, progress: Progress, role: str) -> 
     place = locate(name, progress, role=role)
     progress(0.9 if place.local else 0.1, f"loading {name}")
 
-    def build() -> Any:
-        model = AutoModelForCausalLM.from_pretrained(
+    def read(attention: str) -> Any:
+        return AutoModelForCausalLM.from_pretrained(
             place.where,
             dtype=_DTYPES[dtype],
             use_safetensors=True,
             trust_remote_code=False,
-            attn_implementation="sdpa",
+            attn_implementation=attention,
         )
+
+    def build() -> Any:
+        try:
+            model = read("sdpa")
+        except ValueError as error:  # Gemma 2, for one, caps its scores, which that kernel does not do
+            if "scaled_dot_product_attention" not in str(error):
+                raise
+            model = read("eager")
         torch.nn.Module.to(model, device)
         return model.eval().requires_grad_(False)
 

@@ -202,6 +202,8 @@ class ModelRunner(RowRunner):
         # Newer transformers call the argument "cache", older ones "past_key_values".
         self._cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         self._batch = 0
+        # Attention that is written out adds its mask to the scores; the fused kernel takes what is seen as it is.
+        self._adds_mask = getattr(model.config, "_attn_implementation", "sdpa") == "eager"
 
     def reset(self, batch: int) -> None:
         if batch != self._batch:
@@ -215,6 +217,8 @@ class ModelRunner(RowRunner):
         if max(self.lengths) + width > self.context:
             # Padding behind a row that is nearly full has no position; models with a table of positions need one.
             positions = positions.clamp_max(self.context - 1)
+        if mask is not None and self._adds_mask:
+            mask = torch.zeros_like(mask, dtype=self.model.dtype).masked_fill(~mask, torch.finfo(self.model.dtype).min)
         # Rows of different length end in different columns; the head computes each of those columns once.
         ends = sorted({max(count - 1, 0) for count in counts})
         output = self.model(
