@@ -78,6 +78,8 @@ def _named(
         "draft_implementation": type(head).__name__,
         "draft_layout": layout.style,
     }
+    if files.folder is not None and not own:
+        versions["draft_fingerprint"] = loading.folder_fingerprint(files.folder)
     report(1.0, f"{name} is ready")
     return SpeculativeDecoder(target, _proposer(layout, head, target), draft=name, versions=versions)
 

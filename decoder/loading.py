@@ -324,7 +324,7 @@ def _load(name: str, dtype: str, device: str, progress: Progress, role: str) -> 
         tokenizer=tokenizer,
         family=str(config.model_type),
         revision=str(getattr(model.config, "_commit_hash", None) or place.revision),
-        fingerprint=_fingerprint(place.local) if place.local else _state_fingerprint(model),
+        fingerprint=folder_fingerprint(place.local) if place.local else _state_fingerprint(model),
         dtype=dtype,
         device=device,
         vocab_size=int(model.get_output_embeddings().weight.shape[0]),
@@ -413,7 +413,7 @@ def _file_key(path: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def _fingerprint(folder: Path) -> str:
+def folder_fingerprint(folder: Path) -> str:
     """Identifies the weights in a folder: names, sizes and headers of its safetensors, and 64 blocks of each."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):

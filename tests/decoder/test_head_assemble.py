@@ -64,6 +64,7 @@ def test_a_head_by_folder_drafts(proposer: str, target: str, shelf: Path) -> Non
     assert run.draft == folder
     assert run.metrics["num_draft_tokens"] > 0
     assert run.versions["draft_family"] == proposer
+    assert len(run.versions["draft_fingerprint"]) == 16
     assert run.output_ids == SpeculativeDecoder.load(request.baseline()).run(request.baseline()).output_ids
     head: Any = assemble_heads._kept[(folder, proposer, next(iter(assemble_heads._kept))[2])][1]
     again: Any = SpeculativeDecoder.load(request).proposer
