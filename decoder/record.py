@@ -15,6 +15,7 @@ from decoder.request import GenerationRequest
 from decoder.sampling import Sampler
 from decoder.text import TextStream, TokenText
 from decoder.trace import TOP, DraftToken, Emitted, FinishReason, Source, Step, TopToken, Verdict
+from decoder.transfer import upload
 from decoder.verify import residual
 
 
@@ -123,31 +124,31 @@ def write_step(
     corrected = any(parents[node] == last for node in rejected)
     p_top = _top(p_all, tokens)
     q_top = _top(outcome.q_rows[:n], tokens) if outcome.q_rows is not None and n else [()] * n
+    # Row 0 follows the committed text, row i + 1 draft i.
+    behind_of = [0 if parent is None else parent + 1 for parent in parents]
+    places = [0, *(node + 1 for node in outcome.path[: outcome.kept])][: len(outcome.emitted)]
+    p_values = _picked(p_all, [*behind_of, *places], [*outcome.drafts, *outcome.emitted])
+    q_values = _picked(outcome.q_rows, range(n), outcome.drafts) if outcome.q_rows is not None else [1.0] * n
     drafts = []
     for node, token in enumerate(outcome.drafts):
         verdict = Verdict.ACCEPTED if node in kept else Verdict.REJECTED if node in rejected else Verdict.UNTESTED
         tested = verdict is not Verdict.UNTESTED
-        parent = parents[node]
-        row = 0 if parent is None else parent + 1
         p, accept_prob = outcome.tested.get(node, (None, 0.0))
         drafts.append(
             DraftToken(
                 id=token,
                 text=tokens.label(token),
-                parent=parent,
-                p=(float(p_all[row, token]) if outcome.parents is None or outcome.probs is None else p)
-                if tested
-                else None,
-                q=float(outcome.q_rows[node, token]) if outcome.q_rows is not None else 1.0,
+                parent=parents[node],
+                p=(p_values[node] if outcome.parents is None or outcome.probs is None else p) if tested else None,
+                q=q_values[node],
                 accept_prob=accept_prob if tested else None,
                 u=outcome.u[node] if tested and outcome.u is not None else None,
                 verdict=verdict,
-                top_p=p_top[row] if tested else (),
+                top_p=p_top[behind_of[node]] if tested else (),
                 top_q=q_top[node],
             )
         )
     emitted = []
-    at = 0
     for position, (token, text) in enumerate(zip(outcome.emitted, outcome.texts, strict=True)):
         if position < outcome.kept:
             source = Source.ACCEPTED
@@ -155,9 +156,7 @@ def write_step(
             source = Source.TARGET
         else:
             source = Source.CORRECTED if corrected else Source.BONUS
-        emitted.append(Emitted(token, text, source, float(p_all[at, token])))
-        if position < outcome.kept:
-            at = outcome.path[position] + 1
+        emitted.append(Emitted(token, text, source, p_values[n + position]))
     left: tuple[TopToken, ...] = ()
     if corrected and outcome.probs is not None:
         row = 0 if last is None else last + 1
@@ -167,9 +166,7 @@ def write_step(
             q = (
                 outcome.q_rows[node]
                 if outcome.q_rows is not None
-                else torch.zeros_like(p_all[row]).index_fill_(
-                    0, torch.tensor(outcome.drafts[node], device=p_all.device), 1.0
-                )
+                else torch.zeros_like(p_all[row]).index_fill_(0, upload([outcome.drafts[node]], p_all.device), 1.0)
             )
             left_over = residual(p_all[row], q)
         left = _top(left_over[None], tokens)[0]
@@ -186,12 +183,20 @@ def write_step(
     )
 
 
+def _picked(probs: Tensor, rows: Sequence[int], ids: Sequence[int]) -> list[float]:
+    """``probs[row, id]`` of every pair: one read, however many there are."""
+    at, token = upload([list(rows), list(ids)], probs.device)
+    picked: list[float] = probs[at, token].tolist()
+    return picked
+
+
 def _top(probs: Tensor, tokens: TokenText) -> list[tuple[TopToken, ...]]:
     """The likeliest tokens of each row; tokens of probability 0 are left out."""
     if not len(probs):
         return []
-    values, ids = probs.topk(min(TOP, probs.shape[-1]), dim=-1)
+    best = probs.topk(min(TOP, probs.shape[-1]), dim=-1)
+    values, ids = torch.stack([best.values.double(), best.indices.double()]).tolist()
     return [
-        tuple(TopToken(i, tokens.label(i), v) for i, v in zip(row_ids, row_values, strict=True) if v > 0)
-        for row_ids, row_values in zip(ids.tolist(), values.tolist(), strict=True)
+        tuple(TopToken(int(i), tokens.label(int(i)), v) for i, v in zip(row_ids, row_values, strict=True) if v > 0)
+        for row_ids, row_values in zip(ids, values, strict=True)
     ]
