@@ -11,6 +11,7 @@ from decoder.proposers.base import Proposer
 from decoder.proposers.draft_model import DraftModelProposer, EarlyExitProposer
 from decoder.proposers.ngram import NgramProposer
 from decoder.proposers.prediction import PredictionProposer
+from decoder.proposers.suffix import SuffixProposer
 from decoder.request import GenerationRequest, SamplingParams
 from decoder.target import RowRunner
 from tests import heads
@@ -27,6 +28,7 @@ def _encode(text: str) -> list[int]:
 EVERY: dict[str, Build] = {
     "none": lambda target, path, context: None,
     "ngram": lambda target, path, context: NgramProposer(),
+    "suffix": lambda target, path, context: SuffixProposer(),
     "prediction": lambda target, path, context: PredictionProposer(_encode),
     "early-exit": lambda target, path, context: EarlyExitProposer(target, 3, 2),
     "draft-model, poor": lambda target, path, context: DraftModelProposer(
