@@ -124,7 +124,7 @@ def machine(device: str, dtype: str) -> dict[str, Any]:
 
     from decoder import __version__
 
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else processor_name()
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else processor_name()
     return {
         "device": device,
         "device_name": name,
