@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from decoder import metrics
+from decoder import catalog, metrics
 from decoder.trace import FinishReason, Run
 from playground.history_view import percent
+from playground.length_picker import length_words
 
 Better = Literal["higher", "lower"]
 MAX_CELL = 300
@@ -73,12 +74,15 @@ def letter(index: int) -> str:
 
 def label(run: Run, name: str = "") -> str:
     """A run in a few words: its name, or who drafted how much."""
-    if name:
-        return name
+    return name or drafter(run)
+
+
+def drafter(run: Run) -> str:
+    """Who drafted, with which draft, how long and who decides that: ``EAGLE-3, my-head, k ≤ 8 by measured time``."""
     if run.proposer == "none":
         return "baseline"
-    who = run.draft or run.proposer
-    return f"{who}, k = {run.k}"
+    title = next((entry.title for entry in catalog.proposers() if entry.name == run.proposer), run.proposer)
+    return ", ".join([title, *([run.draft] if run.draft else []), length_words({**run.request, "k": run.k})])
 
 
 def signed(value: float, base: float, metric: Metric) -> str:
@@ -197,7 +201,8 @@ def _table(kind: str, title: str, runs: Sequence[Run], names: Sequence[str], row
     for index, (run, name) in enumerate(zip(runs, names, strict=True)):
         mark = '<div class="rl-sub">differences are to this one</div>' if index == base and kind == "rl-metrics" else ""
         words = html.escape(label(run, name))
-        heads.append(f'<th scope="col"><b>{letter(index)}</b> {words}{mark}</th>')
+        about = f'<div class="rl-sub">{html.escape(drafter(run))}</div>' if name else ""
+        heads.append(f'<th scope="col"><b>{letter(index)}</b> {words}{about}{mark}</th>')
     head = f'<thead><tr><th scope="col">{title}</th>{"".join(heads)}</tr></thead>'
     return (
         f'<div class="rl-scroll" tabindex="0" role="region" aria-label="{title}">'

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from decoder import catalog
 from decoder.errors import RequestError
 from decoder.request import GenerationRequest
 from decoder.trace import Run
-from playground import pairs
 from playground.events import Begun, Done, Ended, Failed, ModelEvent, Planned, Stepped, Waiting
 from playground.notes import Kind
-
-DRAFT_PREFIX = "draft-model:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +29,13 @@ def by_length(request: GenerationRequest, lengths: Sequence[int]) -> list[tuple[
     return [(f"k = {k}", request.replace(k=k)) for k in lengths]
 
 
-def proposer_options(target: str) -> list[tuple[str, str]]:
-    """What can be compared for ``target``, as label and value: proposers, and each draft that fits."""
-    options: list[tuple[str, str]] = []
-    for entry in catalog.proposers():
-        if entry.name == "draft-model":
-            drafts = pairs.draft_options(target, entry.name, read=False)
-            options += [
-                (f"Draft model: {d.name}", DRAFT_PREFIX + d.name) for d in drafts if d.state in ("ready", "fetch")
-            ]
-        elif entry.name != "none":
-            options.append((entry.title, entry.name))
-    return options
+def progress(plan: Sequence[Planned], events: Iterator[ModelEvent], refused: Sequence[str] = ()) -> Iterator[Progress]:
+    """Events of a comparison as progress: which run, how far, and the share of the whole.
 
-
-def progress(plan: Sequence[Planned], events: Iterator[ModelEvent]) -> Iterator[Progress]:
-    """Events of a comparison as progress: which run, how far, and the share of the whole."""
+    ``refused`` are sentences on what was asked for and could not even be planned: the end repeats them.
+    """
     tokens = 0
-    failed: list[str] = []
+    failed: list[str] = list(refused)
     ended: dict[int, Run] = {}
     unsaved: str | None = None
     for event in events:
@@ -72,7 +57,18 @@ def progress(plan: Sequence[Planned], events: Iterator[ModelEvent]) -> Iterator[
                 failed.append(f"{plan[index].title}: {sentence}")
             case Done(runs, baseline, _, stopped, unlinked):
                 everything = ((baseline,) if baseline and baseline.output_ids else ()) + runs
+                failed += [f"{_drafter(run)} drafted nothing: {why}" for run in runs if (why := _idle(run))]
                 yield _end(everything, failed, unsaved or unlinked, stopped)
+
+
+def _idle(run: Run) -> str:
+    """Why a run with a proposer decoded plainly, or ""."""
+    reason = run.metrics.get("not_speculating") if run.proposer != "none" else None
+    return str(reason) if reason else ""
+
+
+def _drafter(run: Run) -> str:
+    return run.draft or run.proposer
 
 
 def _place(plan: Sequence[Planned], index: int) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
@@ -14,10 +15,13 @@ from playground.notes import note
 from playground.proposer_picker import MAX_OWN, draft_value, proposer_value, settle
 from playground.shell import QUICK
 
+if TYPE_CHECKING:
+    from playground.model_thread import ModelThread
+
 _WATCHED = ("mode", "system_mode", "proposer", "draft_length", "tree", "temperature")
 
 
-def wire_rules(controls: ControlsView, demo: gr.Blocks) -> None:
+def wire_rules(controls: ControlsView, demo: gr.Blocks, models: ModelThread) -> None:
     """Connect the controls that others depend on."""
     parts = controls.parts
     inputs = [parts[name] for name in _WATCHED]
@@ -38,15 +42,20 @@ def wire_rules(controls: ControlsView, demo: gr.Blocks) -> None:
     # One listener: answers come in the order of the changes, and the last one is that of what is on the page.
     gr.on(
         [demo.load, *(part.change for part in chosen)],
-        _offer,
+        partial(_offer, models),
         [*chosen, said],
         outputs,
         trigger_mode="always_last",
         **QUICK,
     )
+
+    def take_own(target: Any, proposer: Any, event: gr.EventData) -> list[Any]:  # Gradio reads its type hints
+        pairs.warm_up(models.call)
+        return _take_own(target, proposer, event._data.get("name"))
+
     for picker in (controls.proposers, controls.drafts):
         picker.part.own(
-            _take_own,
+            take_own,
             [parts["target"], parts["proposer"]],
             [parts["proposer"], parts["draft"], controls.draft_line, said],
             **QUICK,
@@ -57,7 +66,7 @@ def _refresh(*values: Any) -> list[Any]:
     return gate(dict(zip(_WATCHED, values, strict=True)))
 
 
-def _offer(target: Any, proposer: Any, draft: Any, said: Any) -> list[Any]:
+def _offer(models: ModelThread, target: Any, proposer: Any, draft: Any, said: Any) -> list[Any]:
     """What fits the target, and a choice that can be used: what cannot is replaced, with the reason.
 
     Values that stay are not sent back, so that a slow answer undoes nothing. ``said`` is the choice that the line
@@ -66,6 +75,7 @@ def _offer(target: Any, proposer: Any, draft: Any, said: Any) -> list[Any]:
     name, who, held = _name(target), _name(proposer), _name(draft)
     if not name:
         return [gr.skip()] * 7
+    pairs.warm_up(models.call)
     standings = pairs.standings(name, read=True)
     choice = settle(name, who, held, standings=standings)
     now = [name, choice.proposer, choice.draft]
@@ -82,9 +92,9 @@ def _offer(target: Any, proposer: Any, draft: Any, said: Any) -> list[Any]:
     ]
 
 
-def _take_own(target: Any, proposer: Any, event: gr.EventData) -> list[Any]:
+def _take_own(target: Any, proposer: Any, own: Any) -> list[Any]:
     """A draft that somebody typed: chosen with the proposer that it is for, or refused with the reason."""
-    name, typed = _name(target), _name(event._data.get("name"))
+    name, typed = _name(target), _name(own)
     if not name or not typed:
         return [gr.skip()] * 4
     who = pairs.guess_proposer(typed)

@@ -66,7 +66,10 @@ def _json(entries: Sequence[dict[str, str]]) -> str:
 
 
 def length_words(request: Any) -> str:
-    """Length and shape of a stored request's drafts: ``k = 4``, ``k ≤ 8 by measured time, dynamic tree``."""
+    """Length and shape of a stored request's drafts: ``k = 4``, ``k ≤ 8 by measured time, dynamic tree``.
+
+    A stored request may hold anything.
+    """
     k = request.get("k")
     rule = {
         "confidence": f" by confidence {request.get('confidence', 0):g}"
@@ -74,6 +77,6 @@ def length_words(request: Any) -> str:
         else " by confidence",
         "moving-average": " by moving average",
         "auto": " by measured time",
-    }.get(request.get("draft_length", "fixed"))
-    shape = {"static": ", static tree", "dynamic": ", dynamic tree"}.get(request.get("tree", "chain"), "")
+    }.get(str(request.get("draft_length")))
+    shape = {"static": ", static tree", "dynamic": ", dynamic tree"}.get(str(request.get("tree")), "")
     return (f"k = {k}" if rule is None else f"k ≤ {k}{rule}") + shape

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -65,6 +66,30 @@ class Standing:
     reason: str = ""
 
 
+_imported = threading.Event()
+_reading = threading.Lock()
+"""transformers imports its parts when they are first used, and fails where two threads begin that at once."""
+
+
+def warm_up(on_model_thread: Callable[[Callable[[], None]], object]) -> None:
+    """Import what reading needs, once, where models are loaded: nobody else may be importing it meanwhile."""
+    if not _imported.is_set():
+        on_model_thread(_import)
+        _imported.set()
+
+
+def _import() -> None:
+    from decoder import loading
+
+    entry = catalog.find(catalog.DEFAULT_TARGET)
+    try:
+        if entry is not None and entry.present:
+            loading.load_config(entry.name)
+            loading.load_tokenizer(entry.name)
+    except Exception as error:  # its own run will say what is wrong with it
+        log.info("the embedded target cannot be read: %s", error)
+
+
 # --- one pair -------------------------------------------------------------------------------------------------------
 
 
@@ -95,7 +120,8 @@ def check(target: str, draft: str, proposer: str) -> Fit:
         if place is None:
             return Fit(None, f"{name} is not here, so it is checked when it runs")
     try:
-        reason = _verdict(str(places[0]), str(places[1]), proposer)
+        with _reading:
+            reason = _verdict(str(places[0]), str(places[1]), proposer)
     except RedlineError as error:
         reason = str(error)
     except Exception as error:
@@ -125,7 +151,8 @@ def own_layer(target: str) -> Fit:
     if place is None:
         return Fit(None, f"whether {target} has an MTP layer can be told once it is here")
     try:
-        found = _own_layer(place)
+        with _reading:
+            found = _own_layer(place)
     except RedlineError as error:
         return Fit(None, str(error).replace(place, target))
     except Exception as error:
@@ -152,7 +179,8 @@ def _layers(target: str) -> int | None:
     try:
         from decoder.loading import load_config
 
-        return int(load_config(place).get_text_config().num_hidden_layers)
+        with _reading:
+            return int(load_config(place).get_text_config().num_hidden_layers)
     except Exception as error:  # whatever is wrong with it, its own run will say
         log.info("the configuration of %s cannot be read: %s", target, error)
         return None

@@ -28,10 +28,12 @@ def next_seq() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a visitor asked for and has not got yet. ``number`` makes every click a new one."""
+    """What a visitor asked for and has not got yet. ``refused``: sentences on the part of it that cannot be run;
+    ``number`` makes every click a new one."""
 
     plan: tuple[Planned, ...]
     label: Label
+    refused: tuple[str, ...] = ()
     number: int = field(default_factory=lambda: next(_numbers))
 
     @property

@@ -11,10 +11,10 @@ import gradio as gr
 from decoder.errors import RedlineError
 from decoder.trace import Run
 from playground import compare_tables as tables
-from playground import components
+from playground import components, pairs
 from playground.align import compare_value
 from playground.authors import author_of
-from playground.compare_variants import by_proposer, offered
+from playground.compare_variants import by_proposer, left_out, offered
 from playground.comparing import by_length, progress
 from playground.controls import CONTROLS, read_lengths, to_request
 from playground.deeplinks import MAX_COMPARE, View, is_run_id, shown
@@ -81,8 +81,8 @@ class CompareTab:
                 self.run_lengths = gr.Button("Run them", variant="primary", elem_id="rl-run-lengths", min_width=90)
         with gr.Column(elem_classes="rl-card", min_width=280):
             gr.HTML(
-                "<b>Compare proposers</b><div class='rl-help'>The same prompt, drafted by each of these, and once "
-                "without drafting.</div>"
+                "<b>Compare proposers and drafts</b><div class='rl-help'>The same prompt, drafted by each of "
+                "these, and once without drafting. Each takes its settings from the Playground.</div>"
             )
             options = offered(self.shell.default_target, None)
             self.proposers = gr.CheckboxGroup(
@@ -92,6 +92,7 @@ class CompareTab:
                 container=False,
                 elem_id="rl-proposers",
             )
+            self.left_out = gr.HTML(_left_out(self.shell.default_target), elem_id="rl-left-out", elem_classes="rl-help")
             self.run_proposers = gr.Button("Run them", variant="primary", elem_id="rl-run-proposers", min_width=90)
         with gr.Column(elem_classes="rl-card", min_width=280):
             gr.HTML(
@@ -156,7 +157,7 @@ class CompareTab:
         self.shell.panes[ID].select(
             self.offer,
             [parts["prompt"], parts["target"], parts["draft"], self.proposers],
-            [self.prompt, self.proposers],
+            [self.prompt, self.proposers, self.left_out],
             **QUICK,
         )
         history.compare.click(
@@ -167,13 +168,15 @@ class CompareTab:
             **QUICK,
         )
 
-    def offer(self, prompt: Any, target: Any, draft: Any, chosen: Any) -> tuple[str, Any]:
+    def offer(self, prompt: Any, target: Any, draft: Any, chosen: Any) -> tuple[str, Any, str]:
         """What the Playground holds now: its prompt, and the proposers and drafts for its target."""
-        options = offered(target, draft)
+        pairs.warm_up(self.service.models.call)
+        options = offered(target, draft, read=True)
         values = [value for _, value in options]
         words = one_line(prompt if isinstance(prompt, str) else "", 140) or "the Playground holds no prompt yet"
         line = f"New comparisons run the Playground's prompt: “{html.escape(words)}”"
-        return line, gr.update(choices=options, value=[c for c in chosen or [] if c in values])
+        ticked = gr.update(choices=options, value=[c for c in chosen or [] if c in values])
+        return line, ticked, _left_out(target, read=True)
 
     # --- running ----------------------------------------------------------------------------------------------
 
@@ -190,17 +193,20 @@ class CompareTab:
         """Check everything now; the runs wait for their turn."""
         held = dict(zip(CONTROLS, values, strict=True))
         try:
-            variants = by_proposer(held, chosen)
+            pairs.warm_up(self.service.models.call)
+            variants = by_proposer(held, chosen, read=True)
         except RedlineError as error:
             return self._refused(error)
-        return self._accept(request, variants, author_of(request.username, typed))
+        return self._accept(request, variants.requests, author_of(request.username, typed), variants.refused)
 
     def _refused(self, error: RedlineError) -> tuple[Any, ...]:
         return (note(str(error), "error"), *[gr.skip()] * 5)
 
-    def _accept(self, request: gr.Request, variants: Sequence[Any], author: str) -> tuple[Any, ...]:
+    def _accept(
+        self, request: gr.Request, variants: Sequence[Any], author: str, refused: tuple[str, ...] = ()
+    ) -> tuple[Any, ...]:
         self.service.begin(_session(request))
-        ticket = Ticket(tuple(plan_comparison(variants)), Label(author=author, tags=("comparison",)))
+        ticket = Ticket(tuple(plan_comparison(variants)), Label(author=author, tags=("comparison",)), refused)
         off = gr.update(interactive=False)
         return note("starting", "busy"), ticket, off, off, gr.update(visible=True), gr.Timer(active=True)
 
@@ -214,7 +220,8 @@ class CompareTab:
         rest = len(self.result_outputs) - 3
         yield skip, skip, skip, gr.Timer(active=False), skip, skip, note("starting", "busy"), *[skip] * rest
         try:
-            for step in progress(ticket.plan, self.service.execute(ticket.plan, ticket.label, stop)):
+            events = self.service.execute(ticket.plan, ticket.label, stop)
+            for step in progress(ticket.plan, events, ticket.refused):
                 line = note(step.text, step.kind, step.fraction)
                 if step.runs is None:
                     yield skip, skip, skip, skip, skip, skip, line, *[skip] * rest
@@ -338,6 +345,17 @@ class CompareTab:
         if view.problem:
             return self._problem(view.problem)
         return self.show(view.compare) if view.compare else [gr.skip()] * len(self.load_outputs)
+
+
+def _left_out(target: Any, *, read: bool = False) -> str:
+    """What cannot be compared for ``target``, and why, as a fold-out."""
+    found = left_out(target, read=read)
+    if not found:
+        return ""
+    lines = "".join(f"<li><b>{html.escape(title)}</b>: {html.escape(reason)}.</li>" for title, reason in found)
+    count = "One proposer" if len(found) == 1 else f"{len(found)} proposers"
+    title = f"{count} cannot draft for {html.escape(shown(str(target)))}"
+    return f"<details><summary>{title}</summary><ul>{lines}</ul></details>"
 
 
 def _session(request: gr.Request) -> str:

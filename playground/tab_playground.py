@@ -99,7 +99,7 @@ class PlaygroundTab:
 
     def wire(self) -> None:
         """Connect controls, run and stop."""
-        wire_rules(self.controls, self.shell.demo)
+        wire_rules(self.controls, self.shell.demo, self.service.models)
         parts = self.controls.parts
         for button, example in self.controls.examples:
             button.click(

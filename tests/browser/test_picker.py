@@ -229,3 +229,27 @@ def test_the_shape_of_a_heads_draft(visitor: Visitor) -> None:
     page.keyboard.press("Escape")
     run(page, "What shape has a draft?")
     expect(page.locator("#rl-note .rl-note-error")).to_have_count(0)
+
+
+def test_proposers_and_drafts_are_compared_and_what_cannot_run_says_why(visitor: Visitor) -> None:
+    page = visitor.open()
+    page.fill("#rl-prompt textarea", "Who drafts best?")
+    visitor.tab("Compare")
+    left_out = page.locator("#rl-left-out details")
+    expect(left_out).to_contain_text("checkpoint of smollm2-135m", timeout=60_000)
+    left_out.locator("summary").click()
+    expect(left_out).to_contain_text("EAGLE-1/2: no EAGLE-1/2 head for smollm2-135m is here.")
+    for title in ("Draft model: smollm2-draft", "Predicted output"):
+        page.locator("#rl-proposers").get_by_label(title).check()
+    page.click("#rl-run-proposers")
+    end = page.locator("#rl-compare-progress .rl-note-warning")
+    expect(end).to_contain_text("Predicted output: prediction needs the text", timeout=60_000)
+    heads = page.locator("#rl-compare-numbers thead")
+    for words in (
+        "baseline",
+        "Draft model, smollm2-draft, k = 4",
+        "N-gram (prompt lookup), k = 4",
+        "Early exit, k = 4",
+    ):
+        expect(heads).to_contain_text(words)
+    expect(heads.locator("th")).to_have_count(5)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from decoder.errors import RequestError
 from decoder.request import GenerationRequest, SamplingParams
-from playground import compare_variants
 from playground.controls import (
     CONTROLS,
     excluded,
@@ -113,31 +112,6 @@ def test_what_the_proposer_does_not_use_stays_out() -> None:
     assert (request.prediction, request.draft, request.exit_layer) == (None, None, 0)
     assert (request.confidence, request.tree, request.tree_nodes) == (0.4, "chain", 16)
     assert to_request({**START, "proposer": "none", "draft_length": "auto"}).draft_length == "fixed"
-
-
-def test_a_comparison_of_proposers_keeps_their_settings() -> None:
-    held = {**from_request(GenerationRequest(prompt="x", target="smollm2-135m")), "prediction": "The sky"}
-    held |= {"ngram_min": 2, "ngram_max": 5, "exit_layer": 7, "draft": "/models/mine"}
-    values = [value for _, value in compare_variants.offered("smollm2-135m", "/models/mine")]
-    assert "draft-model:/models/mine" in values
-    chosen = ["ngram", "early-exit", "prediction", "draft-model:/models/mine"]
-    by_name = {request.proposer: request for _, request in compare_variants.by_proposer(held, chosen)}
-    assert (by_name["ngram"].ngram_min, by_name["ngram"].ngram_max) == (2, 5)
-    assert by_name["early-exit"].exit_layer == 7
-    assert by_name["early-exit"].ngram_max == 4  # what it does not use stays out
-    assert by_name["prediction"].prediction == "The sky"
-    assert by_name["draft-model"].draft == "/models/mine"
-    for wrong, sentence in (
-        (["ngram"], "at least two"),
-        (None, "at least two"),
-        ("ngram", "at least two"),
-        (["ngram", "<script>"], "not offered"),
-        (["ngram"] * 12, "eleven"),
-    ):
-        with pytest.raises(RequestError, match=sentence):
-            compare_variants.by_proposer(held, wrong)
-    with pytest.raises(RequestError, match="Predicted output: "):
-        compare_variants.by_proposer({**held, "prediction": ""}, ["ngram", "prediction"])
 
 
 def test_numbers_from_the_page_may_be_floats() -> None:
