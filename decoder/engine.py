@@ -120,7 +120,8 @@ class SpeculativeDecoder:
         """Decode ``requests`` together (see ``batch``) and return their Runs in the same order.
 
         Each Run is what the request gives alone: in float32 token for token, and when sampling with the same seed by
-        the same draws. Its times are those of the rounds it took part in, shared with its neighbours: see
+        the same draws (not so with draft length ``auto``, which goes by time: exact when greedy, and exact in
+        distribution). Its times are those of the rounds it took part in, shared with its neighbours: see
         ``BatchStream``. ``on_step(index, step)`` is told every step, off the clock. An error in one row ends that row;
         running out of memory ends all of them, with the steps they have.
         """

@@ -47,6 +47,7 @@ def runs(draw: Any) -> Run:
         "abc",
         proposer="none" if proposer is None else "ngram",
         k=draw(st.integers(1, 6)),
+        draft_length=draw(st.sampled_from(["fixed", "moving-average", "auto"])),
         max_new_tokens=draw(st.integers(1, 30)),
         temperature=draw(st.sampled_from([0.0, 0.7, 1.5])),
         top_k=draw(st.sampled_from([0, 3])),
