@@ -345,6 +345,24 @@ def test_what_was_not_measured_is_said_in_words(stage: Stage) -> None:
     assert "the target gave NaN" in stage.page.locator("[data-rl=answer]").inner_text()
 
 
+def test_a_step_says_why_it_drafted_as_much_as_it_did(stage: Stage) -> None:
+    drafted, quiet = vr.make_run(), vr.make_run(not_speculating="nothing pays")
+    because = "drafts do not pay: <b>plain</b> decoding takes 9.1 ms per token"
+    first = dataclasses.replace(drafted.steps[1], k_reason="2.6 accepted on average, so 4 of up to 8 are drafted")
+    second = dataclasses.replace(quiet.steps[1], k=0, k_reason=because)
+    stage.show(drafted.replace(steps=(drafted.steps[0], first, *drafted.steps[2:])))
+    title = stage.page.locator(".rl-row[data-step='1'] .rl-row-count").get_attribute("title")
+    assert title is not None
+    assert title.endswith("draft tokens kept (k = 4: 2.6 accepted on average, so 4 of up to 8 are drafted)")
+    stage.show(quiet.replace(steps=(quiet.steps[0], second, *quiet.steps[2:])), seq=2)
+    row = stage.page.locator(".rl-row[data-step='1']")
+    assert row.locator(".rl-nodraft").get_attribute("title") == because
+    assert "nothing drafted: drafts do not pay: <b>plain" in row.inner_text()
+    row.locator(".rl-chip").click()
+    sentence = stage.page.locator("[data-rl=why] .rl-sentence").inner_text()
+    assert sentence.startswith(f"Nothing was drafted ({because}), so the target wrote ")
+
+
 def test_a_run_that_does_not_pay_names_the_term_to_blame(stage: Stage) -> None:
     run = vr.make_run(temperature=0.0, accept=0.5, slow=3.0)
     stage.show(run, vr.baseline_of(run))
