@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from decoder import catalog, compat, loading
 from decoder.assemble_heads import with_head
-from decoder.compiled import CompiledRunner, compiled_steps
+from decoder.compiled import CompiledRunner, model_steps
 from decoder.engine import SpeculativeDecoder, Target
 from decoder.errors import IncompatibleError, ModelError
 from decoder.fused import FusedRunner, Weights, why_not
@@ -19,16 +19,21 @@ from decoder.proposers.draft_model import DraftModelProposer, EarlyExitProposer
 from decoder.proposers.ngram import NgramProposer
 from decoder.proposers.prediction import PredictionProposer
 from decoder.proposers.suffix import SuffixProposer
+from decoder.reading import reading
 from decoder.request import GenerationRequest
+from decoder.steps import CAPACITY, DRAFT_WIDTHS, TARGET_WIDTHS
 from decoder.target import ModelRunner, RowRunner
 
-_runners: dict[int, tuple[LoadedModel, RowRunner]] = {}
+_runners: dict[tuple[int, str], tuple[LoadedModel, RowRunner]] = {}
 _weights: dict[int, tuple[LoadedModel, Weights]] = {}
 _lock = threading.Lock()
 
 
-def new_runner(loaded: LoadedModel) -> RowRunner:
-    """A runner with a cache of its own: the lean path where the model's layers allow it, else transformers' own."""
+def new_runner(loaded: LoadedModel, widths: Sequence[int] = TARGET_WIDTHS) -> RowRunner:
+    """A runner with a cache of its own: the lean path where the model's layers allow it, else transformers' own.
+
+    On the CPU it takes compiled steps of these ``widths`` (tokens per pass) once they are built.
+    """
     if why_not(loaded.model):
         return ModelRunner(loaded.model, context=loaded.context, device=loaded.device)
     if id(loaded) not in _weights:
@@ -37,32 +42,45 @@ def new_runner(loaded: LoadedModel) -> RowRunner:
     recorded = graph_runner(weights, context=loaded.context, device=loaded.device)
     if recorded is not None:
         return recorded
-    steps = compiled_steps(loaded)
-    if steps:
-        return CompiledRunner(weights, steps, context=loaded.context, device=loaded.device)
+    if loaded.device == "cpu":
+        return CompiledRunner(
+            weights,
+            model_steps(loaded, widths),
+            lambda layers: model_steps(loaded, DRAFT_WIDTHS, layers),
+            context=loaded.context,
+            device=loaded.device,
+        )
     return FusedRunner(weights, context=loaded.context, device=loaded.device)
+
+
+def _path_note(role: str, loaded: LoadedModel, runner: RowRunner) -> dict[str, str]:
+    """For the record of a run: why a model does not run on the fastest path, or how far compiled steps reach."""
+    if isinstance(runner, CompiledRunner) and not runner.path_note():
+        return {f"{role}_compiled_width": str(max(runner.steps.steps)), f"{role}_compiled_context": str(CAPACITY)}
+    say = getattr(runner, "path_note", None)
+    note = why_not(loaded.model) if isinstance(runner, ModelRunner) else say() if say else None
+    return {f"{role}_path_note": note} if note else {}
 
 
 def _forget_unloaded() -> None:
     """Let go of what belongs to models that ``loading`` no longer keeps."""
     kept = {id(model) for model in loading.in_memory()}
-    for known in (_runners, _weights):
-        for key in [key for key in known if key not in kept]:
-            del known[key]
+    for key in [key for key in _runners if key[0] not in kept]:
+        del _runners[key]
+    for model in [model for model in _weights if model not in kept]:
+        del _weights[model]
 
 
-def runner_of(loaded: LoadedModel, *, own: bool = False) -> RowRunner:
-    """The runner of a loaded model; its cache is reused by every run of this process, one at a time.
-
-    ``own`` makes a separate one, for a model that drafts for itself.
-    """
+def runner_of(loaded: LoadedModel, role: str = "target") -> RowRunner:
+    """The runner of a loaded model as target or draft: a model may be both, with a cache for each. Its cache is reused
+    by every run of this process, one at a time."""
     with _lock:
         _forget_unloaded()
-        if own:
-            return new_runner(loaded)
-        if id(loaded) not in _runners:
-            _runners[id(loaded)] = (loaded, new_runner(loaded))
-        return _runners[id(loaded)][1]
+        key = (id(loaded), role)
+        if key not in _runners:
+            widths = TARGET_WIDTHS if role == "target" else DRAFT_WIDTHS
+            _runners[key] = (loaded, new_runner(loaded, widths))
+        return _runners[key][1]
 
 
 def assemble(request: GenerationRequest, progress: Callable[[float, str], None] | None = None) -> SpeculativeDecoder:
@@ -79,6 +97,8 @@ def assemble(request: GenerationRequest, progress: Callable[[float, str], None] 
         "target_revision": loaded.revision,
         "target_implementation": type(loaded.model).__name__,
         "target_path": runner.path,
+        **_path_note("target", loaded, runner),
+        **reading(loaded),
     }
     target = Target(
         runner=runner,
@@ -95,7 +115,9 @@ def assemble(request: GenerationRequest, progress: Callable[[float, str], None] 
     if both:
         return _with_draft(request, target, lambda f, m: report(0.7 + 0.3 * f, m))
     layers = int(loaded.model.config.get_text_config().num_hidden_layers)
-    return SpeculativeDecoder(target, _proposer(request, target, runner, layers))
+    proposer = _proposer(request, target, runner, layers)
+    drafting = _path_note("draft", loaded, proposer.runner) if isinstance(proposer, EarlyExitProposer) else {}
+    return SpeculativeDecoder(target, proposer, versions=drafting)
 
 
 def _proposer(request: GenerationRequest, target: Target, runner: RowRunner, layers: int) -> Proposer | None:
@@ -135,12 +157,12 @@ def _with_named_draft(name: str, request: GenerationRequest, target: Target, rep
     if reasons:
         raise IncompatibleError(f"{name} does not fit {request.target}: {'; '.join(reasons)}")
     loaded = loading.load(name, target.dtype, target.runner.device, report, role="draft")
-    # A model that drafts for itself needs a cache of its own.
-    runner = runner_of(loaded, own=name == request.target)
+    runner = runner_of(loaded, "draft")
     versions = {
         "draft_family": loaded.family,
         "draft_revision": loaded.revision,
         "draft_implementation": type(loaded.model).__name__,
         "draft_fingerprint": loaded.fingerprint,
+        **_path_note("draft", loaded, runner),
     }
     return SpeculativeDecoder(target, DraftModelProposer(runner), draft=name, versions=versions)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from decoder import catalog
+from decoder import cache, catalog
 from decoder.bench.command import bench
 from decoder.errors import RequestError
 from decoder.request import DRAFT_LENGTHS, PROPOSERS, TREES, GenerationRequest, SamplingParams
@@ -170,6 +170,9 @@ def run(
     from decoder.report import print_run
 
     result, base = _decode(request, baseline, [read_output(path, request) for path in earlier_run or ()])
+    for role in ("target", "draft"):
+        if note := result.versions.get(f"{role}_path_note"):
+            err.print(f"the {role} ran {result.versions.get(f'{role}_path', 'eagerly')}: {note}", soft_wrap=True)
     if as_json:
         print(json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False))
     else:
@@ -214,7 +217,9 @@ def models(
     compile_: Annotated[
         str | None, typer.Option("--compile", help="Compile this model's steps for this machine (minutes, once).")
     ] = None,
-    widths: Annotated[str, typer.Option(help="Tokens per pass to compile for.")] = "1,5,9",
+    role: Annotated[str, typer.Option(help="Compile it as target or as draft (default: what the catalog says).")] = "",
+    layers: Annotated[int, typer.Option(help="Compile its first layers only, for early exit with so many.")] = 0,
+    dtype: Annotated[str, typer.Option(help="Compile it in auto, float32, bfloat16 or float16.")] = "auto",
     clear_cache: Annotated[bool, typer.Option("--clear-cache", help="Delete all compiled steps.")] = False,
 ) -> None:
     """List the models: name, kind, licence, present or how to get them."""
@@ -227,12 +232,10 @@ def models(
         err.print(f"{prepare} is ready ({place.where})")
         return
     if compile_:
-        _compile(compile_, widths)
+        _compile(compile_, role, layers, dtype)
         return
     if clear_cache:
-        from decoder.compiled import clear_cache as clear
-
-        print(f"{clear() / 1e6:,.0f} MB of compiled steps deleted")
+        print(f"{cache.clear_compiled() / 1e6:,.0f} MB of compiled steps deleted")
         return
     entries = [*catalog.targets(), *catalog.drafts()]
     if as_json:
@@ -261,31 +264,44 @@ def models(
         fits = (e.fits or "").split("/")[-1]
         table.add_row(e.name, kind, fits, e.licence, f"{e.size_mb:,}", "yes" if e.present else e.how_to_get)
     Console().print(table)
+    Console(highlight=False, soft_wrap=True).print(f"{cache_line()} (models --clear-cache deletes them)")
 
 
-def _compile(name: str, widths: str) -> None:
-    from decoder import compiled
-    from decoder.fused import why_not
+def _compile(name: str, role: str, layers: int, dtype: str) -> None:
+    from decoder import packages
+    from decoder.assemble import runner_of
+    from decoder.compiled import CompiledRunner
     from decoder.loading import load
 
+    entry = catalog.find(name)
+    role = role or ("draft" if layers else entry.kind if entry else "target")
+    if role not in ("target", "draft"):
+        raise RequestError(f"--role is target or draft, not {role!r}")
+    loaded = load(name, dtype, "cpu")
+    runner = runner_of(loaded, role)
+    if not isinstance(runner, CompiledRunner):
+        from decoder.fused import why_not
+
+        raise RequestError(f"{name} is not compiled: {why_not(loaded.model)}")
     try:
-        wanted = sorted({int(w) for w in widths.split(",")})
-    except ValueError:
-        raise RequestError(f"--widths takes numbers such as 1,5,9, not {widths!r}") from None
-    if not wanted or not 1 <= wanted[0] <= wanted[-1] <= 65:
-        raise RequestError("--widths takes numbers between 1 and 65")
-    loaded = load(name, device="cpu")
-    reason = why_not(loaded.model) or compiled.why_not(loaded, wanted)
-    if reason:
-        raise RequestError(f"{name} is not compiled: {reason}")
-    for width in wanted:
-        if compiled.package_path(loaded, width).is_file():
+        steps = (runner.short(layers) if layers else runner).steps
+    except ValueError as error:
+        raise RequestError(f"--layers {layers}: {error}") from None
+    if steps.blocked:
+        raise RequestError(f"{name} is not compiled: {steps.blocked}")
+    for width, recipe in steps.recipes.items():
+        if recipe.built:
             err.print(f"{name}, {width} per pass: already compiled")
             continue
         with err.status(f"compiling {name} for {width} tokens per pass (a minute or two)"):
-            compiled.build_apart(loaded, width)
+            packages.build_apart(recipe)
         err.print(f"{name}, {width} per pass: compiled")
-    err.print(f"compiled steps take {compiled.cache_size() / 1e6:,.0f} MB in {compiled.root()}")
+    err.print(cache_line())
+
+
+def cache_line() -> str:
+    """What compiled steps take on the disk."""
+    return f"compiled steps take {cache.compiled_size() / 1e6:,.0f} MB in {cache.compiled_dir()}"
 
 
 @app.command()

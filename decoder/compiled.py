@@ -1,253 +1,265 @@
-"""Decode steps compiled ahead of time (AOTInductor), for one row on the CPU.
+"""Decoding with compiled steps, for one row on the CPU.
 
-A package holds the fused forward for one width (tokens per pass) over a cache of fixed capacity, weights prepacked.
-Building takes a minute or two per width (``python -m decoder models --compile NAME``); loading takes about a second at
-any later start. Packages are kept in the cache folder by weights, torch version and processor. Where there is no C++
-compiler, or a copy per width would not fit into memory, ``why_not`` says so and everything runs eagerly.
+A runner asks for a ``StepSet``: the widths it needs, as recipes. It decodes eagerly until all of them are built and
+``take_up`` is called, which only ever happens between runs: the path of a run never changes on its way. Where nothing
+can be built, ``note`` says why.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import json
-import logging
-import os
-import platform
-import shutil
-import subprocess
-import sys
+import re
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from decoder import builder, packages
 from decoder.errors import ModelError
-from decoder.fused import FusedRunner, Weights, mix
-from decoder.loading import LoadedModel, cache_dir
+from decoder.fused import FusedRunner, Weights
+from decoder.loading import LoadedModel
+from decoder.packages import Recipe, Step
+from decoder.steps import CAPACITY, tapped
+from decoder.target import tree_mask
 
-log = logging.getLogger(__name__)
-
-CAPACITY = 1024
-"""Tokens of context that a compiled step attends over; longer texts go on eagerly."""
-TARGET_WIDTHS = (1, 5, 9)
-"""Tokens per pass of the target: plain decoding, k up to 4, k up to 8. Widths between are padded up."""
-DRAFT_WIDTHS = (1, 2)
-"""A draft takes one token per pass, and two after a full accept."""
-_OPTIONS = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}
-
-Step = Callable[[Tensor, Tensor, Tensor, list[Tensor], list[Tensor]], Tensor]
-"""ids [1, T], positions [T], mask [T * group, S], keys and values per layer [1, kv_heads, S, d] -> logits [1, T, V]"""
+EAGER, COMPILED = "eager, fused", "compiled"
 
 
-class StepModule(nn.Module):
-    """The fused forward of ``width`` tokens over a cache of ``capacity`` slots, for export."""
+class StepSet:
+    """The steps of one module, by width: all of them, or none yet. ``blocked`` says why none will ever be built."""
 
-    cos: Tensor
-    sin: Tensor
+    def __init__(self, recipes: Sequence[Recipe], blocked: str | None = None) -> None:
+        self.recipes = {recipe.width: recipe for recipe in recipes}
+        self.blocked = blocked
+        self.steps: dict[int, Step] = {}
+        with _lock:
+            _sets.add(self)
+        self.take_up()
 
-    def __init__(self, weights: Weights, capacity: int) -> None:
-        super().__init__()
-        self.weights = weights
-        cos, sin = weights.rotary(weights.embedding[:1], torch.arange(capacity)[None])
-        self.register_buffer("cos", cos[0].clone())
-        self.register_buffer("sin", sin[0].clone())
+    def missing(self) -> list[Recipe]:
+        """What has yet to be built, narrowest first; nothing where building is not possible or has failed."""
+        if self.blocked or self.steps or any(recipe.path in failures for recipe in self.recipes.values()):
+            return []
+        return [recipe for recipe in self.recipes.values() if not recipe.built]
 
-    def forward(self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-        w = self.weights
+    def take_up(self) -> bool:
+        """Load the steps if all are built; True when that changed the path. Never while anything is decoded."""
+        if self.steps or not self.recipes or packages.switched_off():
+            return False
+        if not all(recipe.built for recipe in self.recipes.values()):
+            return False
+        steps = {width: _load(recipe.path) for width, recipe in self.recipes.items()}
+        self.steps = {width: step for width, step in steps.items() if step is not None}
+        if len(self.steps) < len(self.recipes):
+            self.steps = {}
+        return bool(self.steps)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys[layer].index_copy_(2, positions, k.transpose(1, 2))
-            values[layer].index_copy_(2, positions, v.transpose(1, 2))
-            return mix(w, q, keys[layer], values[layer], mask[None, None])
+    def settle(self) -> None:
+        """Build what is missing now, and take it up; what cannot be built is noted, and runs eagerly."""
+        for recipe in self.missing():
+            try:
+                packages.build_apart(recipe)
+            except ModelError as error:
+                failures[recipe.path] = str(error)
+                return
+        self.take_up()
 
-        cos, sin = self.cos[positions][None, :, None], self.sin[positions][None, :, None]
-        return w.logits(w.run(ids, cos, sin, len(w.stack), attend))
+    def note(self) -> str:
+        """Why these steps are not compiled, or "" when they are."""
+        if self.steps:
+            return ""
+        if self.blocked:
+            return self.blocked
+        failed = [failures[recipe.path] for recipe in self.recipes.values() if recipe.path in failures]
+        if failed:
+            return f"compiling failed: {failed[0]}"
+        if not builder.active():
+            return f"its steps are not compiled: python -m decoder models --compile {self.source}"
+        return _progress_words()
+
+    @property
+    def source(self) -> str:
+        """The model's name."""
+        return next(iter(self.recipes.values())).name if self.recipes else ""
 
 
-def why_not(loaded: LoadedModel, widths: Sequence[int]) -> str | None:
-    """Why steps of this model are not compiled here, or None when they can be."""
-    if loaded.device != "cpu":
-        return f"compiled steps are for the CPU, this is {loaded.device}"
-    if loaded.folder is None:
-        return "the model has no local folder"
-    if not compiler():
-        return "there is no C++ compiler here (g++ or clang++)"
+failures: dict[Path, str] = {}
+"""Builds that failed in this process, and why; they are not tried again."""
+_sets: weakref.WeakSet[StepSet] = weakref.WeakSet()
+_loaded: weakref.WeakValueDictionary[Path, Step] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def _load(path: Path) -> Step | None:
+    """A step, shared by all that use the same library."""
+    with _lock:
+        step = _loaded.get(path) or packages.load(path)
+        if step is not None:
+            _loaded[path] = step
+        return step
+
+
+def sets() -> list[StepSet]:
+    """Those of every runner that is alive."""
+    with _lock:
+        return list(_sets)
+
+
+def missing() -> list[Recipe]:
+    """What the runners of this process lack."""
+    found = {recipe.path: recipe for held in sets() for recipe in held.missing()}
+    return list(found.values())
+
+
+def failed(recipe: Recipe, code: int, errors: str) -> None:
+    """A build ended with ``code`` and this on stderr: those steps stay eager in this process."""
+    failures[recipe.path] = packages.failure(code, errors)
+
+
+def progress() -> tuple[int, int]:
+    """(steps that are built, steps that the runners of this process ask for)."""
+    wanted = {recipe.path: recipe for held in sets() if not held.blocked for recipe in held.recipes.values()}
+    return sum(recipe.built for recipe in wanted.values()), len(wanted)
+
+
+def words() -> str:
+    """What the background builder has to say: how far it is, else what went wrong; "" when all is done."""
+    if missing():
+        return _progress_words()
+    return f"compiling failed: {next(iter(failures.values()))}" if failures else ""
+
+
+def _progress_words() -> str:
+    ready, total = progress()
+    return f"compiling in the background, {ready} of {total} steps ready"
+
+
+def take_up() -> bool:
+    """Load what has been built since; True when a path changed. Only between runs, on the thread that decodes."""
+    changed = [held.take_up() for held in sets()]
+    return any(changed)
+
+
+def model_steps(loaded: LoadedModel, widths: Sequence[int], layers: int = 0) -> StepSet:
+    """The compiled steps of a model, or of its first ``layers`` layers."""
     size = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
-    copies = size * (len(widths) + 1)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if copies > memory / 4:
-        return f"a copy of its weights for each of {len(widths)} widths would take {copies / 1e9:.1f} GB"
-    return None
-
-
-def compiler() -> str | None:
-    """The C++ compiler that would be used."""
-    return next(
-        (found for name in (os.environ.get("CXX", ""), "g++", "clang++") if (found := shutil.which(name))), None
-    )
-
-
-def root() -> Path:
-    """Where packages are kept."""
-    return cache_dir() / "compiled"
-
-
-def package_path(loaded: LoadedModel, width: int) -> Path:
-    """The package of one width: keyed by weights, dtype, torch and processor."""
-    about = [loaded.fingerprint, loaded.dtype, torch.__version__, _processor(), str(CAPACITY), _source_key()]
-    key = hashlib.sha256("|".join(about).encode()).hexdigest()[:16]
-    return root() / f"{loaded.family}-{key}" / f"w{width}.pt2"
-
-
-def _processor() -> str:
-    capability = torch.backends.cpu.get_cpu_capability()
-    bf16, amx = torch.cpu._is_avx512_bf16_supported(), torch.cpu._is_amx_tile_supported()
-    return f"{platform.machine()}-{capability}-{bf16}-{amx}"
-
-
-def _source_key() -> str:
-    """Changes whenever the computation may have changed."""
-    here = Path(__file__).parent
-    return hashlib.sha256((here / "fused.py").read_bytes() + Path(__file__).read_bytes()).hexdigest()[:8]
-
-
-def cache_size() -> int:
-    """Bytes of all packages."""
-    return sum(path.stat().st_size for path in root().rglob("*") if path.is_file()) if root().is_dir() else 0
-
-
-def clear_cache() -> int:
-    """Delete all packages; returns the bytes that were freed."""
-    freed = cache_size()
-    shutil.rmtree(root(), ignore_errors=True)
-    return freed
-
-
-def load_step(path: Path) -> Step | None:
-    """The compiled step of a package, or None where there is none or it cannot be used."""
-    if not path.is_file():
-        return None
-    try:
-        loaded: Any = torch._inductor.aoti_load_package(str(path))
-    except Exception as error:  # a package of another machine or a broken file: decode eagerly
-        log.warning("the compiled step %s cannot be used: %s", path, error)
-        path.unlink(missing_ok=True)
-        return None
-
-    def run(ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-        return loaded(ids, positions, mask, keys, values)
-
-    return run
-
-
-def compiled_steps(loaded: LoadedModel) -> dict[int, Step]:
-    """The compiled steps that are in the cache folder for a model, by width; empty when it runs eagerly."""
-    if loaded.device != "cpu" or os.environ.get("REDLINE_COMPILE") == "0":
-        return {}
-    folder = package_path(loaded, 1).parent
-    found = {int(path.stem[1:]): load_step(path) for path in sorted(folder.glob("w*.pt2"))}
-    return {width: step for width, step in found.items() if step is not None}
-
-
-def build(folder: Path, dtype: str, width: int, out: Path) -> None:
-    """Compile one width of the model in ``folder`` into the package ``out`` (in this process)."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
-    )
-    weights = Weights(model.eval().requires_grad_(False))
-    layers, group = len(weights.stack), weights.heads // weights.kv_heads
-    shape = (1, weights.kv_heads, CAPACITY, weights.head_dim)
-    keys = [torch.zeros(shape, dtype=weights.embedding.dtype) for _ in range(layers)]
-    values = [torch.zeros_like(k) for k in keys]
-    example = (
-        torch.zeros(1, width, dtype=torch.long),
-        torch.arange(width),
-        torch.ones(width * group, CAPACITY, dtype=torch.bool),
-        keys,
-        values,
-    )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_suffix(f".{os.getpid()}.partial.pt2")
-    try:
-        with torch.no_grad():
-            exported = torch.export.export(StepModule(weights, CAPACITY).eval(), example)
-            torch._inductor.aoti_compile_and_package(
-                exported, package_path=str(partial), inductor_configs=dict(_OPTIONS)
-            )
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def build_apart(loaded: LoadedModel, width: int) -> None:
-    """Build one width in a process of its own, so that its memory goes when it ends. Raises ModelError."""
-    path = package_path(loaded, width)
-    arguments = [str(loaded.folder), loaded.dtype, str(width), str(path)]
-    done = subprocess.run(
-        [sys.executable, "-m", "decoder.compiled", *arguments],
-        cwd=Path(__file__).resolve().parent.parent,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        check=False,
-    )
-    if done.returncode or not path.is_file():
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["the compiler was stopped"]
-        raise ModelError(f"{loaded.name} could not be compiled for {width} tokens per pass: {last[0][:200]}")
+    options: dict[str, object] = {"layers": layers} if layers else {}
+    blocked = "compiling is switched off (REDLINE_COMPILE=0)" if packages.switched_off() else None
+    if loaded.folder is None:
+        # From the Hub: the builder finds the same revision among the downloaded ones.
+        options["revision"] = loaded.revision
+        if not _COMMIT.fullmatch(loaded.revision):
+            blocked = "its weights are only in memory"
+    recipes = [
+        Recipe(
+            maker="decoder.steps:target_step",
+            source=str(loaded.folder or loaded.name),
+            dtype=loaded.dtype,
+            width=width,
+            fingerprint=loaded.fingerprint,
+            name=loaded.name,
+            size=size,
+            options=options,
+        )
+        for width in widths
+    ]
+    if not all(recipe.built for recipe in recipes):
+        blocked = blocked or packages.why_no_build(size, len(recipes))
+    return StepSet(recipes, blocked)
 
 
 class CompiledRunner(FusedRunner):
-    """The lean path with compiled steps for the widths that have one; everything else runs eagerly as before."""
+    """The lean path, with compiled steps once there are some; what they do not cover runs eagerly as before.
 
-    path = "compiled"
+    ``steps_of(layers)`` gives the steps of the early exit's short model.
+    """
 
-    def __init__(self, weights: Weights, steps: dict[int, Step], *, context: int, device: str) -> None:
-        super().__init__(weights, context=context, device=device)
+    def __init__(
+        self,
+        weights: Weights,
+        steps: StepSet,
+        steps_of: Callable[[int], StepSet],
+        *,
+        context: int,
+        device: str,
+        owner: CompiledRunner | None = None,
+        layers: int | None = None,
+    ) -> None:
+        buffers = owner.buffers if owner else None
+        super().__init__(weights, context=context, device=device, buffers=buffers, layers=layers)
         self.steps = steps
+        self.taps = tapped(self.layers)
+        self._steps_of = steps_of
+        self._short: CompiledRunner | None = None
         self._slots = torch.arange(CAPACITY)
+        self._views: tuple[Tensor, list[Tensor]] | None = None
+
+    @property
+    def path(self) -> str:  # type: ignore[override]
+        """Which implementation computes the passes; changes only with ``StepSet.take_up``."""
+        return COMPILED if self.steps.steps else EAGER
+
+    def path_note(self) -> str:
+        """Why it is not compiled, or ""."""
+        return self.steps.note()
+
+    def settle(self) -> None:
+        """Compile now, before something is measured, what would be compiled behind the runs."""
+        self.steps.settle()
 
     def reset(self, batch: int) -> None:
         super().reset(batch)
-        if batch == 1:
+        if batch == 1 and self.steps.steps:
             self.buffers.shape_to(1, CAPACITY)
+
+    def short(self, layers: int) -> CompiledRunner:
+        # The last one is kept: its steps are built behind the runs, and it is asked for again by the next one.
+        if self._short is None or self._short.layers != layers:
+            full = super().short(layers)
+            self._short = CompiledRunner(
+                self.weights,
+                self._steps_of(layers),
+                self._steps_of,
+                context=self.context,
+                device=self.device,
+                owner=self,
+                layers=full.layers,
+            )
+        return self._short
 
     def _pass(self, ids: Tensor, counts: list[int], last: bool, parents: Sequence[int | None] | None) -> Tensor:
         batch, width = ids.shape
-        padded = min((w for w in self.steps if w >= width), default=0)
+        padded = min((w for w in self.steps.steps if w >= width), default=0)
         start = max(self.lengths)
-        keys, values = self.buffers.keys, self.buffers.values
-        fits = keys is not None and keys.shape[1] == 1 and keys.shape[3] == CAPACITY
-        if batch > 1 or parents is not None or not padded or start + padded > CAPACITY or not fits:
+        fits = batch == 1 and padded and start + padded <= CAPACITY and set(self.capture) <= set(self.taps)
+        views = self._keys_and_values() if fits else None
+        if views is None:
             return super()._pass(ids, counts, last, parents)
-        assert keys is not None
-        assert values is not None
         if padded > width:
             # What is written behind the real tokens is overwritten before anything sees it, as after a rollback.
             ids = torch.cat([ids, ids.new_zeros(1, padded - width)], 1)
-        positions = torch.arange(start, start + padded)
-        group = self.weights.heads // self.weights.kv_heads
-        mask = (self._slots <= positions[:, None]).repeat(group, 1)
-        logits = self.steps[padded](ids, positions, mask, list(keys.unbind(0)), list(values.unbind(0)))
+        slots = torch.arange(start, start + padded)
+        mask = self._slots <= slots[:, None]
+        positions = slots
+        if parents is not None:
+            depths, sees = tree_mask(start, width, parents, "cpu")
+            mask[:width, start:] = False
+            mask[:width, : start + width] = sees[0, 0]
+            positions = torch.cat([depths[0], slots[width:]])
+        mask = mask.repeat(self.weights.heads // self.weights.kv_heads, 1)
+        logits, *states = self.steps.steps[padded]([ids, positions, slots, mask, *views])
+        by_layer = dict(zip(self.taps, states, strict=True))
+        self.captured = torch.cat([by_layer[i][:, :width] for i in self.capture], -1) if self.capture else None
         return logits[:, counts[0] - 1 : counts[0]] if last else logits[:, :width]
 
-
-def main() -> None:
-    """``python -m decoder.compiled FOLDER DTYPE WIDTH OUT``: build one package (used by ``Builder``)."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("dtype")
-    parser.add_argument("width", type=int)
-    parser.add_argument("out", type=Path)
-    arguments = parser.parse_args()
-    if hasattr(os, "nice"):
-        os.nice(15)
-    build(arguments.folder, arguments.dtype, arguments.width, arguments.out)
-    print(json.dumps({"built": str(arguments.out)}))
-
-
-if __name__ == "__main__":
-    main()
+    def _keys_and_values(self) -> list[Tensor] | None:
+        """The buffers as a step takes them, [1, kv_heads, CAPACITY, d] for each layer; None in any other shape."""
+        keys, values = self.buffers.keys, self.buffers.values
+        if keys is None or values is None or keys.shape[1] != 1 or keys.shape[3] != CAPACITY:
+            return None
+        if self._views is None or self._views[0] is not keys:
+            self._views = (keys, [*keys[: self.layers].unbind(0), *values[: self.layers].unbind(0)])
+        return self._views[1]

@@ -8,6 +8,7 @@ become views into the fused tensors, so that nothing is held twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -20,8 +21,12 @@ from decoder.transfer import upload
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
-_FAMILIES = {"llama", "mistral", "mimo", "qwen2", "qwen3"}
+_FAMILIES = {"gemma", "llama", "mistral", "mimo", "qwen2", "qwen3"}
 """Families whose layers are the plain ones below; others take the generic path."""
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 class Block(nn.Module):
@@ -50,13 +55,15 @@ def why_not(model: Any) -> str | None:
     config = model.config
     if config.model_type not in _FAMILIES:
         return f"{config.model_type} layers are not the plain Llama ones"
-    if getattr(config, "hidden_act", "silu") != "silu":
+    if config.hidden_act not in _ACTIVATIONS:
         return f"its activation is {config.hidden_act}"
     if getattr(config, "mlp_bias", False):
         return "its feed-forward layers have biases"
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") in ("dynamic", "longrope"):
         return f"its positions are scaled by {rope['rope_type']}"
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return "its positions turn a part of each head only"
     return None
 
 
@@ -76,6 +83,11 @@ class Weights(nn.Module):
         self.head = model.lm_head.weight
         self.head_bias = model.lm_head.bias
         self.rotary = inner.rotary_emb
+        self.activation = _ACTIVATIONS[config.hidden_act]
+        # Gemma's norms multiply by one more than their weight, and its embeddings are scaled, in the weights' dtype.
+        gemma = config.model_type == "gemma"
+        self.rms_norm = shifted_rms_norm if gemma else rms_norm
+        self.embedding_scale = float(inner.embed_tokens.embed_scale.to(self.embedding.dtype)) if gemma else 1.0
         with torch.inference_mode(False), torch.no_grad():
             self.blocks = nn.ModuleList([Block(layer) for layer in inner.layers])
         self.stack: list[Block] = list(self.blocks)  # type: ignore[arg-type]
@@ -90,26 +102,28 @@ class Weights(nn.Module):
         """
         batch, width = ids.shape
         hidden = F.embedding(ids, self.embedding)
+        if self.embedding_scale != 1.0:
+            hidden = hidden * self.embedding_scale
         sizes = (self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim)
         for layer, b in enumerate(self.stack[:layers]):
             if taps is not None and layer in taps:
                 taps[layer] = hidden
-            x = rms_norm(hidden, b.attention_norm, self.eps)
+            x = self.rms_norm(hidden, b.attention_norm, self.eps)
             q, k, v = F.linear(x, b.qkv, b.qkv_bias).split(sizes, -1)
             q = q.view(batch, width, self.heads, self.head_dim)
             k = k.view(batch, width, self.kv_heads, self.head_dim)
             v = v.view(batch, width, self.kv_heads, self.head_dim)
             if b.q_norm is not None and b.k_norm is not None:
-                q, k = rms_norm(q, b.q_norm, self.eps), rms_norm(k, b.k_norm, self.eps)
+                q, k = self.rms_norm(q, b.q_norm, self.eps), self.rms_norm(k, b.k_norm, self.eps)
             mixed = attend(layer, rotate(q, cos, sin), rotate(k, cos, sin), v)
             hidden = hidden + F.linear(mixed, b.out, b.out_bias)
-            gate, up = F.linear(rms_norm(hidden, b.mlp_norm, self.eps), b.gate_up).chunk(2, -1)
-            hidden = hidden + F.linear(F.silu(gate) * up, b.down)
+            gate, up = F.linear(self.rms_norm(hidden, b.mlp_norm, self.eps), b.gate_up).chunk(2, -1)
+            hidden = hidden + F.linear(self.activation(gate) * up, b.down)
         return hidden
 
     def normed(self, hidden: Tensor) -> Tensor:
         """The final norm: [..., H] -> [..., H]."""
-        return rms_norm(hidden, self.norm, self.eps)
+        return self.rms_norm(hidden, self.norm, self.eps)
 
     def score(self, normed: Tensor) -> Tensor:
         """The head on normed states: [..., H] -> [..., V]."""
@@ -208,6 +222,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last axis, computed in float32 as transformers does."""
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def shifted_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Gemma's norm: one more than the weight, and rounded only at the end."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * (1.0 + weight.float())).to(x.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

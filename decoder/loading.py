@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from decoder import catalog, families
+from decoder.cache import cache_dir
 from decoder.errors import ModelError
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -67,17 +68,6 @@ class _Place:
     where: str
     local: Path | None
     revision: str
-
-
-def cache_dir() -> Path:
-    """Where converted models are kept (``REDLINE_CACHE`` overrides the user's cache folder)."""
-    if os.environ.get("REDLINE_CACHE"):
-        return Path(os.environ["REDLINE_CACHE"])
-    try:
-        import platformdirs
-    except ImportError:  # a bare machine with torch and transformers only
-        return Path.home() / ".cache" / "redline"
-    return Path(platformdirs.user_cache_dir("redline"))
 
 
 def pick_device(device: str) -> str:

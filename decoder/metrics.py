@@ -7,6 +7,7 @@ speed-up comes from two measured runs, and where a number has no meaning it is N
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -295,6 +296,18 @@ def _blame_sentence(blame: str, draft: float, verify: float, overhead: float, sa
     if blame == "overhead":
         return f"Overhead costs {overhead:.1f} ms a step and drafting {gain}."
     return f"Too few draft tokens were accepted: a step {gain}, less than the little it costs."
+
+
+def floor_ms(run: Run) -> float | None:
+    """Milliseconds that reading the target's weights once takes, or None where that was not measured with the run.
+
+    A token that is decoded alone cannot take less; several that are verified together share one reading.
+    """
+    try:
+        size, speed = (float(run.versions[name]) for name in ("target_bytes_per_token", "read_bytes_per_second"))
+    except (KeyError, ValueError):
+        return None
+    return 1000 * size / speed if 0 < size < math.inf and 0 < speed < math.inf else None
 
 
 def speedup(run: Run, baseline: Run | None) -> float | None:

@@ -9,6 +9,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+# Nothing is compiled behind a test's back; tests of compiled steps say that they want them (tests/compiled_steps.py).
+os.environ.setdefault("REDLINE_COMPILE", "0")
 
 import pytest
 import torch

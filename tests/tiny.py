@@ -10,11 +10,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from decoder.compiled import CompiledRunner
 from decoder.engine import SpeculativeDecoder, Target
 from decoder.fused import FusedRunner, Weights
 from decoder.graphs import GraphRunner, Recordings
 from decoder.proposers.base import Proposer
 from decoder.target import ModelRunner, RowRunner
+from tests.compiled_steps import tiny_steps
 from tests.tape import TapeCapture
 
 CONTEXT = 3072
@@ -74,7 +76,11 @@ PATHS = ("generic", "fused", "graphs")
 def runner(
     seed: int = 0, layers: int = 3, vocab_size: int = 384, context: int = CONTEXT, path: str = "fused"
 ) -> RowRunner:
-    """A fresh runner around a tiny Llama, on any path; "graphs" replays a tape where a GPU would replay a graph."""
+    """A fresh runner around a tiny Llama, on any path; "graphs" replays a tape where a GPU would replay a graph, and
+    "compiled" has steps for the first of these models only: others take the fused path."""
+    if path == "compiled" and (seed, layers, vocab_size) == (0, 3, 384):
+        weights = fused_weights(seed, layers, vocab_size)
+        return CompiledRunner(weights, tiny_steps(), tiny_steps, context=context, device="cpu")
     return runner_of(tiny_llama(seed, layers, vocab_size), context, path)
 
 

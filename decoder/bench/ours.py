@@ -13,7 +13,7 @@ from decoder.request import GenerationRequest
 
 
 def settle(decoder: SpeculativeDecoder) -> None:
-    """Wait for what is compiled behind the first run, where a runner says that it does (``settle()``)."""
+    """Compile now what would be compiled behind the first run, where a runner has something to (``settle()``)."""
     for owner in (decoder.target, decoder.proposer):
         runner = getattr(owner, "runner", None)
         wait = getattr(runner, "settle", None)
@@ -57,6 +57,8 @@ class OurVariant(Variant):
         assert self._decoder is not None
         settle(self._decoder)
         if self._own:
+            # What was compiled changed the path: the record of a run says which it was.
+            self._decoder = SpeculativeDecoder.load(self.request(case))
             # Its text repeats, so that look-ups find something and passes of k + 1 tokens are warm as well.
             self._decoder.warm_up(self.request(case))
         super().warm_up(case)

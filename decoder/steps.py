@@ -1,0 +1,91 @@
+"""The decode step that is compiled: the fused forward of a fixed number of tokens over a cache of fixed capacity.
+
+A maker (``target_step``) builds a module and example inputs from a recipe's options; ``decoder.packages`` exports and
+compiles it. Whatever changes here, or in ``decoder.fused``, makes other packages.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from decoder.errors import ModelError
+from decoder.fused import Weights, mix
+
+CAPACITY = 1024
+"""Tokens of context that a compiled step attends over; longer texts go on eagerly."""
+TARGET_WIDTHS = (1, 5, 9)
+"""Tokens per pass of the target: plain decoding, k up to 4, k up to 8. Widths between are padded up."""
+DRAFT_WIDTHS = (1, 2)
+"""A draft takes one token per pass, and two after a full accept."""
+
+
+def tapped(layers: int) -> tuple[int, ...]:
+    """The hidden states that a step of so many layers returns beside its logits, numbered as ``Runner.capture``.
+
+    EAGLE-3's usual three, and the state behind the final norm, which EAGLE, MTP and Medusa heads read.
+    """
+    return tuple(sorted({i for i in (2, layers // 2, layers - 3) if 0 <= i < layers} | {layers}))
+
+
+class StepModule(nn.Module):
+    """The first ``layers`` layers of a model, its norm and its head, over ``capacity`` slots of keys and values."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, weights: Weights, capacity: int, layers: int) -> None:
+        super().__init__()
+        self.weights = weights
+        self.layers = layers
+        cos, sin = weights.rotary(weights.embedding[:1], torch.arange(capacity)[None])
+        self.register_buffer("cos", cos[0].clone())
+        self.register_buffer("sin", sin[0].clone())
+
+    def forward(
+        self, ids: Tensor, positions: Tensor, slots: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]
+    ) -> list[Tensor]:
+        """ids [1, T] at ``positions`` [T], written to ``slots`` [T] of keys and values ([1, kv_heads, S, d] per layer).
+
+        ``mask`` [T * group, S] is True where a token sees a slot. Returns logits [1, T, V] and the states [1, T, H]
+        that ``tapped`` names.
+        """
+        w = self.weights
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys[layer].index_copy_(2, slots, k.transpose(1, 2))
+            values[layer].index_copy_(2, slots, v.transpose(1, 2))
+            return mix(w, q, keys[layer], values[layer], mask[None, None])
+
+        taps = dict.fromkeys(tapped(self.layers)[:-1], w.embedding)
+        cos, sin = self.cos[positions][None, :, None], self.sin[positions][None, :, None]
+        normed = w.normed(w.run(ids, cos, sin, self.layers, attend, taps))
+        return [w.score(normed), *(taps[i] for i in sorted(taps)), normed]
+
+
+def target_step(source: str, dtype: str, *, width: int, layers: int = 0, revision: str = "") -> tuple[Any, Any]:
+    """(module, example inputs) of a causal model's step; ``layers`` > 0 is the early exit's short model."""
+    from decoder.loading import load
+
+    if revision:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # what was downloaded is what is compiled
+    loaded = load(source, dtype, "cpu")
+    if revision and loaded.revision != revision:
+        raise ModelError(f"{source} is here in another revision than {revision}")
+    weights = Weights(loaded.model)
+    used = layers or len(weights.stack)
+    weights.blocks, weights.stack = weights.blocks[:used], weights.stack[:used]
+    shape = (1, weights.kv_heads, CAPACITY, weights.head_dim)
+    keys = [torch.zeros(shape, dtype=weights.embedding.dtype) for _ in range(used)]
+    example = (
+        torch.zeros(1, width, dtype=torch.long),
+        torch.arange(width),
+        torch.arange(width),
+        torch.ones(width * (weights.heads // weights.kv_heads), CAPACITY, dtype=torch.bool),
+        keys,
+        [torch.zeros_like(k) for k in keys],
+    )
+    return StepModule(weights, CAPACITY, used).eval(), example

@@ -1,0 +1,58 @@
+"""Compiled steps of the tiny Llama, built once a test session and kept in pytest's own cache folder.
+
+Building takes some seconds a width, so there is one model (seed 0, three layers) with two widths as a target, and one
+width of its first two layers for early exit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from decoder import loading, packages
+from decoder.compiled import StepSet, model_steps
+
+CACHE = Path(__file__).resolve().parents[1] / ".pytest_cache" / "redline"
+WIDTHS = (1, 5)
+SHORT_WIDTHS = (1,)
+SHORT_LAYERS = 2
+needs_compiler = pytest.mark.skipif(packages.compiler() is None, reason="there is no C++ compiler here")
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Compiled steps are on, in the session's cache folder; everywhere else in the tests they are off."""
+    before = {name: os.environ.get(name) for name in ("REDLINE_CACHE", "REDLINE_COMPILE")}
+    os.environ |= {"REDLINE_CACHE": str(CACHE), "REDLINE_COMPILE": "1"}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+@lru_cache
+def tiny_folder() -> Path:
+    """The tiny Llama as a folder that stays: its path and its weights are the same in every session."""
+    from tests.tiny import save_tiny
+
+    folder = CACHE / "tiny"
+    if not (folder / "config.json").is_file():
+        save_tiny(folder)
+    return folder
+
+
+@lru_cache
+def tiny_steps(layers: int = 0) -> StepSet:
+    """The built steps of the tiny Llama, or of its first layers."""
+    with compiling():
+        loaded = loading.load(str(tiny_folder()), "float32", "cpu")
+        steps = model_steps(loaded, SHORT_WIDTHS if layers else WIDTHS, layers)
+        steps.settle()
+    assert steps.steps, steps.note()
+    return steps
