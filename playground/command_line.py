@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -23,6 +24,7 @@ from decoder.terminal import run_typer
 from playground import auth
 
 if TYPE_CHECKING:
+    from playground.compiling import Compiling
     from playground.model_thread import Load
 
 DEFAULT_DB = "sqlite:///redline.db"
@@ -44,6 +46,9 @@ def serve(
     auth_file: Annotated[
         Path | None, typer.Option("--auth", help="File with name:hash lines; visitors must sign in.")
     ] = None,
+    compiling: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Compile decode steps behind the first runs, and use them.")
+    ] = True,
 ) -> None:
     """Serve the Redline playground."""
     if context.invoked_subcommand is not None:
@@ -58,6 +63,8 @@ def serve(
             "everything; give --auth FILE (lines from `python app.py hash-password`)",
             file=sys.stderr,
         )
+    if not compiling:
+        os.environ["REDLINE_COMPILE"] = "0"
     run_server(host, port, db, target, users)
 
 
@@ -134,9 +141,16 @@ def quiet_environment() -> None:
 
 
 def run_server(
-    host: str, port: int, db: str, target: str, users: dict[str, str] | None, load: Load | None = None
+    host: str,
+    port: int,
+    db: str,
+    target: str,
+    users: dict[str, str] | None,
+    load: Load | None = None,
+    compiling: Callable[[Callable[[], None]], Compiling] | None = None,
 ) -> None:
-    """Serve until the process is asked to end, then save what is going on. ``load`` replaces the decoder (tests)."""
+    """Serve until the process is asked to end, then save what is going on. ``load`` replaces the decoder, ``compiling``
+    what compiles behind it (tests)."""
     quiet_environment()
     from storage import open_store
 
@@ -148,7 +162,10 @@ def run_server(
     from playground.app_factory import build_app, launch_options
     from playground.service import ModelService
 
-    service = ModelService(store, load) if load else ModelService(store)
+    given: dict[str, Any] = {"load": load, "compiling": compiling}
+    service = ModelService(store, **{name: value for name, value in given.items() if value})
+    if os.environ.get("REDLINE_COMPILE") != "0":
+        service.compile_behind()
     demo = build_app(store, service, target=target, signed_in=users is not None)
     options: dict[str, Any] = launch_options()
     if users is not None:

@@ -56,6 +56,7 @@ def _head(run: Run) -> dict[str, Any]:
     data["num_prompt_tokens"] = len(run.prompt_ids)
     # The steps also show the end token or stop string, which are not part of the text.
     data["num_text_chars"] = len(run.text)
+    data["floor_ms"] = metrics.floor_ms(run)
     return data
 
 

@@ -22,6 +22,8 @@ def status_html(status: Status) -> str:
         bar = f'<span class="rl-bar" aria-hidden="true"><span style="width:{share}%"></span></span>'
     sign = f'<span class="rl-status-dot" aria-hidden="true">{_SHOWN[status.state]}</span>'
     text = html.escape(status.text)
+    if status.detail:
+        text += f'<span class="rl-status-detail"> · {html.escape(status.detail)}</span>'
     return f'<div class="rl-status-line rl-is-{status.state}" role="status">{sign}<span>{text}</span>{bar}</div>'
 
 

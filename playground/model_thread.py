@@ -55,11 +55,12 @@ def load_engine(request: GenerationRequest, report: Report) -> Engine:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One line for the header. ``fraction`` in [0, 1] while loading."""
+    """One line for the header. ``fraction`` in [0, 1] while loading; ``detail`` is why a path is not the fastest."""
 
     state: Literal["idle", "loading", "ready", "failed"]
     text: str
     fraction: float | None = None
+    detail: str = ""
 
 
 class ModelThread:
@@ -68,7 +69,8 @@ class ModelThread:
     def __init__(self, load: Load = load_engine) -> None:
         self._load = load
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
-        self._warm: dict[tuple[Any, ...], str] = {}
+        self._warm: dict[tuple[Any, ...], Status] = {}
+        self._last: GenerationRequest | None = None
         self._lock = threading.Lock()
         self._status = Status("idle", "no model loaded yet")
 
@@ -100,7 +102,16 @@ class ModelThread:
             sentence = f"{request.target} could not be loaded: {type(error).__name__}: {first_line(error)}"
             self._say(Status("failed", sentence))
             raise ModelError(sentence) from error
+        self._last = request
         return engine
+
+    def renew(self, take_up: Callable[[], bool]) -> None:
+        """Take up what was compiled, and warm up again what was used last (on the model thread, between plans)."""
+        if not take_up():
+            return
+        self._warm.clear()
+        if self._last:
+            self.prepare(self._last)
 
     def close(self) -> None:
         """Take no more work."""
@@ -132,8 +143,9 @@ class ModelThread:
             )
             for _ in stream:
                 pass
-            self._warm[key] = describe(stream.run)
-        self._say(Status("ready", self._warm[key]))
+            run = stream.run
+            self._warm[key] = Status("ready", describe(run), detail=run.versions.get("target_path_note", ""))
+        self._say(self._warm[key])
 
     def _say(self, status: Status) -> None:
         with self._lock:

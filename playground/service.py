@@ -12,8 +12,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from decoder.errors import ModelError, RedlineError
@@ -21,6 +22,7 @@ from decoder.metrics import baseline_fits
 from decoder.request import GenerationRequest
 from decoder.trace import FinishReason, Run
 from playground.active import Active, internal
+from playground.compiling import Compiling
 from playground.events import Begun, Done, Ended, Failed, ModelEvent, Planned, Stepped, Waiting
 from playground.model_thread import Load, ModelThread, Status, first_line, load_engine
 from playground.saving import Label, RunSaver
@@ -52,11 +54,20 @@ def plan_comparison(variants: Sequence[tuple[str, GenerationRequest]]) -> list[P
 
 
 class ModelService:
-    """Owns the model thread, the turn-taking, the stop signals and the runs that could not be saved."""
+    """Owns the model thread, the turn-taking, the stop signals and the runs that could not be saved.
 
-    def __init__(self, store: Store, load: Load = load_engine) -> None:
+    ``compiling`` makes what compiles behind the runs; it begins with ``compile_behind``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        load: Load = load_engine,
+        compiling: Callable[[Callable[[], None]], Compiling] = Compiling,
+    ) -> None:
         self.store = store
         self.models = ModelThread(load)
+        self.compiling = compiling(self._renew)
         self.unsaved = Unsaved(store)
         self._turn = threading.Lock()
         self._stops: dict[str, threading.Event] = {}
@@ -66,14 +77,32 @@ class ModelService:
     @property
     def status(self) -> Status:
         """The model in one line."""
-        return self.models.status
+        status = self.models.status
+        words = self.compiling.words if status.state == "ready" else ""
+        return replace(status, detail=words) if words else status
+
+    def compile_behind(self) -> None:
+        """From now on, compile what is missing while nothing is decoded."""
+        self.compiling.builder.start()
+
+    def _renew(self) -> None:
+        """Something was compiled: use it from the next plan on. On the builder's thread."""
+        while not self._turn.acquire(timeout=0.3):
+            if self._closing.is_set():
+                return
+        try:
+            if not self._closing.is_set():
+                self.models.call(self.models.renew, self.compiling.take_up)
+        finally:
+            self._turn.release()
 
     def preload(self, request: GenerationRequest) -> Future[None]:
         """Load ``request``'s target in the background; a failure is kept as the status, never raised."""
 
         def work() -> None:
             try:
-                self.models.prepare(request)
+                with self.compiling.builder.held():
+                    self.models.prepare(request)
             except RedlineError:
                 log.warning("the model is not loaded: %s", self.status.text)
 
@@ -120,6 +149,7 @@ class ModelService:
     def close(self) -> None:
         """Stop all work and save what is going on, or write it to a file; for the end of the process."""
         self._closing.set()
+        self.compiling.builder.close()
         active = None if self._turn.acquire(timeout=10) else self._active
         if active and active.left:  # somebody still tries to save it, and will not get to the end
             self.unsaved.keep(active.final(), active.saver, active.plan)
@@ -137,6 +167,8 @@ class ModelService:
                 yield Done((), None, "it was stopped before it began", stopped=True)
                 return
             yield Waiting("waiting for another run to end")
+        # No compiler takes time from what is measured, and the path stays the same from here to the end of the plan.
+        self.compiling.builder.hold()
         released = False
         try:
             yield from self._execute(plan, label, stop)
@@ -150,7 +182,11 @@ class ModelService:
             raise
         finally:
             if not released:
-                self._turn.release()
+                self._end_turn()
+
+    def _end_turn(self) -> None:
+        self._turn.release()
+        self.compiling.builder.release()
 
     def _execute(self, plan: Sequence[Planned], label: Label, stop: threading.Event) -> Iterator[ModelEvent]:
         ended: dict[int, Run] = {}
@@ -336,7 +372,7 @@ class ModelService:
             self._settle(active)
         finally:
             self._active = None
-            self._turn.release()
+            self._end_turn()
 
     def _settle(self, active: Active) -> Run:
         """Close and save, or keep, what nobody watches any more or what has failed. Raises nothing."""

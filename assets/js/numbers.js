@@ -140,6 +140,36 @@
     box.title = `Break-even, all per step of ${run.proposer}: speculation pays when the left side is below the baseline.`;
   };
 
+  /** What the run ran on, and why not on something faster; how far from reading the weights once per token. */
+  const machine = (box, m) => {
+    const { run, end, live } = store.state;
+    const v = run.versions || {};
+    const ran = (role) => {
+      const note = v[`${role}_path_note`];
+      if (note || v[`${role}_path`] !== "compiled") return `${v[`${role}_path`]}${note ? `: ${note}` : ""}`;
+      const limits = [];
+      if (run.k + 1 > Number(v[`${role}_compiled_width`]) && run.proposer !== "none" && role === "target") limits.push(`passes of at most ${v[`${role}_compiled_width`]} tokens`);
+      if (run.num_prompt_tokens + store.totals.tokens > Number(v[`${role}_compiled_context`])) limits.push(`the first ${fmt.int(Number(v[`${role}_compiled_context`]))} tokens of text`);
+      return `compiled${limits.length ? ` for ${limits.join(" and ")}, eager beyond` : ""}`;
+    };
+    const words = [];
+    const floor = run.floor_ms;
+    if (fmt.known(floor) && floor > 0 && fmt.known(m.ms_per_token)) {
+      words.push(
+        h("b", { text: `${fmt.ms1(m.ms_per_token)}\u00a0ms` }), ` per token${live && !end ? " so far" : ""}, `,
+        h("b", { text: `${fmt.fixed(m.ms_per_token / floor, 1)} times` }),
+        ` the time it takes to read the weights once (${fmt.ms1(floor)}\u00a0ms). `,
+      );
+    }
+    if (v.target_path) words.push(h("span", { "data-path": "target", text: `This run was ${ran("target")}.` }));
+    if (v.draft_path) words.push(" ", h("span", { "data-path": "draft", text: `Its draft was ${ran("draft")}.` }));
+    box.hidden = !words.length;
+    box.replaceChildren(...words);
+    const bytes = Number(v.target_bytes_per_token);
+    const speed = Number(v.read_bytes_per_second);
+    box.title = floor ? `${fmt.int(bytes / 1e6)} MB of weights at ${fmt.fixed(speed / 1e9, 1)} GB/s, measured on the machine that ran this. One token alone cannot take less; tokens that are verified together share one reading.` : "";
+  };
+
   const splitBar = (box, m) => {
     const total = m.draft_ms + m.verify_ms + m.overhead_ms;
     R.clear(box);
@@ -171,14 +201,15 @@
     const notSpeculating = h("p.rl-warning", { hidden: true });
     const verdict = h("p.rl-break-even");
     const list = h("dl.rl-facts");
+    const ranOn = h("p.rl-machine");
     const split = h("div.rl-split");
     const empty = h("p.rl-blank", { text: "Speed, measured speed-up, acceptance and time to first token stand here after a run." });
-    root.append(h("h2.rl-title.rl-hidden", { text: "Numbers" }), notSpeculating, empty, grid, verdict, split, list);
+    root.append(h("h2.rl-title.rl-hidden", { text: "Numbers" }), notSpeculating, empty, grid, verdict, split, list, ranOn);
 
     const draw = () => {
       const { run } = store.state;
       empty.hidden = Boolean(run);
-      grid.hidden = verdict.hidden = list.hidden = split.hidden = !run;
+      grid.hidden = verdict.hidden = list.hidden = split.hidden = ranOn.hidden = !run;
       if (!run) {
         notSpeculating.hidden = true;
         return;
@@ -199,6 +230,7 @@
       if (m.not_speculating) notSpeculating.replaceChildren(h("b", { text: "Not speculating: " }), `${m.not_speculating}${/[.!?]$/.test(m.not_speculating) ? "" : "."}`);
       breakEven(verdict);
       splitBar(split, m);
+      machine(ranOn, m);
       list.replaceChildren(...secondary(m).map(([term, value, hint]) => h("div", { title: hint }, h("dt", { text: term }), h("dd", { text: value }))));
     };
     draw();
