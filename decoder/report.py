@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from decoder.metrics import acceptance, baseline_fits, break_even, timing
+from decoder.metrics import acceptance, baseline_fits, break_even, floor_ms, timing
 from decoder.trace import Run, Source, Verdict
 
 if TYPE_CHECKING:
@@ -78,6 +78,9 @@ def print_run(run: Run, baseline: Run | None = None) -> None:
         table.add_row("draft length", f"{policy}: " + ", ".join(f"{k} in {n} steps" for k, n in sorted(counts.items())))
     if t.tokens_per_second is not None and t.ms_per_token is not None:
         table.add_row("decode", f"{t.tokens_per_second:.1f} tokens/s ({t.ms_per_token:.1f} ms per token)")
+        floor = floor_ms(run)
+        if floor:
+            table.add_row("", f"{t.ms_per_token / floor:.1f} times the time it takes to read the weights once")
         table.add_row(
             "time split",
             f"draft {t.draft_ms:.0f} ms, verify {t.verify_ms:.0f} ms, overhead {t.overhead_ms:.0f} ms",

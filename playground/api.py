@@ -13,9 +13,9 @@ from decoder.request import GenerationRequest
 from playground.authors import author_of
 from playground.deeplinks import is_run_id, shown
 from playground.events import Done, Ended, Failed
+from playground.plans import plan_run
 from playground.queue_position import MODEL
 from playground.saving import Label
-from playground.service import plan_run
 from playground.shell import Shell
 from storage import RunFilter
 

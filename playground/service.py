@@ -15,16 +15,17 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from decoder.errors import ModelError, RedlineError
-from decoder.metrics import baseline_fits
 from decoder.request import GenerationRequest
 from decoder.trace import FinishReason, Run
 from playground.active import Active, internal
 from playground.compiling import Compiling
 from playground.events import Begun, Done, Ended, Failed, ModelEvent, Planned, Stepped, Waiting
 from playground.model_thread import Load, ModelThread, Status, first_line, load_engine
+from playground.plans import conclude
 from playground.saving import Label, RunSaver
 from playground.unsaved import Unsaved
 
@@ -36,21 +37,6 @@ T = TypeVar("T")
 
 FRAME_S = 1 / 15
 """Steps are handed on at most this often."""
-
-
-def plan_run(request: GenerationRequest, *, baseline: bool) -> list[Planned]:
-    """A run and, if asked for and if it drafts, its baseline behind it."""
-    plan = [Planned(request)]
-    if baseline and request.proposer != "none":
-        plan.append(Planned(request.baseline(), "baseline", "baseline", ("baseline",)))
-    return plan
-
-
-def plan_comparison(variants: Sequence[tuple[str, GenerationRequest]]) -> list[Planned]:
-    """One baseline, then each variant. The variants must differ in nothing but who drafts, and how much."""
-    baseline = Planned(variants[0][1].baseline(), "baseline", "baseline", ("baseline",))
-    rest = [Planned(request, "run", title) for title, request in variants if request.proposer != "none"]
-    return [baseline, *rest]
 
 
 class ModelService:
@@ -214,7 +200,7 @@ class ModelService:
                 reasons[1] = "the run ended with an error"
                 break
         try:
-            done = self._conclude(plan, ended, reasons, ids, stopped=self._heard(stop))
+            done = conclude(plan, ended, reasons, partial(self.unsaved.link, plan=ids), stopped=self._heard(stop))
         except Exception as error:
             log.exception("a plan could not be concluded")
             runs = tuple(run for index, run in ended.items() if plan[index].role == "run")
@@ -323,40 +309,6 @@ class ModelService:
 
     def _problem(self, saver: RunSaver) -> str | None:
         return None if saver.saved else saver.problem or "the database did not answer"
-
-    def _conclude(
-        self,
-        plan: Sequence[Planned],
-        ended: dict[int, Run],
-        reasons: dict[int, str],
-        ids: list[str],
-        *,
-        stopped: bool,
-    ) -> Done:
-        """Link the baseline to every run that it fits, and say why where there is none."""
-        position = next((i for i, p in enumerate(plan) if p.role == "baseline"), None)
-        baseline = ended.get(position) if position is not None else None
-        if position is None:
-            reason: str | None = "no baseline was asked for"
-        elif baseline is None:
-            reason = reasons.get(position, "it was not run")
-        elif baseline.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
-            reason = "it was stopped" if baseline.finish_reason is FinishReason.CANCELLED else "it failed"
-        else:
-            reason = None
-        runs = []
-        unlinked: str | None = None
-        for index, run in ended.items():
-            if plan[index].role == "run" and baseline is not None and reason is None:
-                misfit = baseline_fits(run, baseline)
-                if misfit is None:
-                    unlinked = self.unsaved.link(run.id, baseline.id, ids) or unlinked
-                    run = run.replace(baseline_id=baseline.id)
-                elif len(plan) == 2:
-                    reason = misfit
-            if plan[index].role == "run":
-                runs.append(run)
-        return Done(tuple(runs), baseline, reason, stopped, unlinked)
 
     def save_again(self, run_id: str) -> str | None:
         """Try to save what could not be saved of ``run_id``'s plan. None when all of it is safe, else the reason."""

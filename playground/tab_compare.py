@@ -21,11 +21,11 @@ from playground.deeplinks import MAX_COMPARE, View, is_run_id, shown
 from playground.history_actions import comparable, read_selection
 from playground.history_view import one_line
 from playground.notes import note, people_before
+from playground.plans import plan_comparison
 from playground.playing import Ticket
 from playground.queue_position import people_ahead
 from playground.run_charts import SEVERAL_RUNS, RunCharts
 from playground.saving import Label
-from playground.service import plan_comparison
 from playground.shell import LIGHT, MODEL_WORK, QUICK, Shell, TabSpec
 from playground.unsaved_view import UnsavedRow
 from storage import RunFilter

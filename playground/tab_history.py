@@ -15,9 +15,9 @@ from playground.deeplinks import View, is_run_id, read_ids
 from playground.downloads import Download
 from playground.history_list import NO_FILTER, START, RunList
 from playground.notes import note
+from playground.plans import plan_run
 from playground.playing import Ticket
 from playground.saving import Label
-from playground.service import plan_run
 from playground.shell import LIGHT, QUICK, Shell, TabSpec
 
 ID = "history"

@@ -19,11 +19,11 @@ from playground.downloads import Download
 from playground.example_prompts import EXAMPLES, Example
 from playground.history_view import export_name
 from playground.notes import note, people_before
+from playground.plans import plan_run
 from playground.playing import Ticket, frames
 from playground.queue_position import people_ahead
 from playground.run_charts import ONE_RUN, RunCharts
 from playground.saving import Label
-from playground.service import plan_run
 from playground.shell import LIGHT, MODEL_WORK, QUICK, Shell, TabSpec
 from playground.stage import Stage
 from playground.stored_view import find_stored, show_example, stored_view

@@ -14,8 +14,9 @@ from decoder.request import GenerationRequest
 from playground.compiling import Compiling
 from playground.events import Begun, Done
 from playground.header import status_html
+from playground.plans import plan_run
 from playground.saving import Label
-from playground.service import ModelService, plan_run
+from playground.service import ModelService
 from storage import Store, open_store
 from tests.playground.fake_engine import FakeEngine, FakeStream, fake_load
 

@@ -13,9 +13,10 @@ import pytest
 
 from decoder.request import GenerationRequest
 from playground.comparing import Progress, by_length, progress
+from playground.plans import plan_comparison, plan_run
 from playground.playing import Frame, Ticket, frames
 from playground.saving import Label
-from playground.service import ModelService, plan_comparison, plan_run
+from playground.service import ModelService
 from storage import open_store
 from tests.playground.fake_engine import FakeEngine, FakeStream, fake_load
 

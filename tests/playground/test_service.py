@@ -14,8 +14,9 @@ from decoder.request import GenerationRequest
 from decoder.trace import FinishReason
 from playground import saving
 from playground.events import Begun, Done, Ended, Failed, Stepped, Waiting
+from playground.plans import plan_comparison, plan_run
 from playground.saving import Label
-from playground.service import ModelService, plan_comparison, plan_run
+from playground.service import ModelService
 from storage import DatabaseReadOnly, RunFilter, State, Store, open_store
 from tests.playground.fake_engine import FakeEngine, FakeStream, fake_load
 

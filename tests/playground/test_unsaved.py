@@ -16,9 +16,10 @@ from decoder.request import GenerationRequest
 from playground import saving, unsaved
 from playground.comparing import by_length, progress
 from playground.events import Done
+from playground.plans import plan_comparison, plan_run
 from playground.playing import Frame, Ticket, frames
 from playground.saving import Label, RunSaver
-from playground.service import ModelService, plan_comparison, plan_run
+from playground.service import ModelService
 from playground.unsaved_view import UnsavedRow
 from storage import DatabaseReadOnly, RunFilter, State, StorageError, Store, open_store
 from tests.playground.fake_engine import FakeEngine, fake_load
