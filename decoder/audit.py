@@ -20,6 +20,7 @@ from decoder import catalog
 from decoder.audit_prompts import audit_prompts
 from decoder.engine import SpeculativeDecoder
 from decoder.errors import RequestError
+from decoder.heads.layout import HEADS
 from decoder.loading import load
 from decoder.request import PROPOSERS, GenerationRequest, SamplingParams
 
@@ -34,7 +35,8 @@ NEAR_TIE_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class AuditPlan:
-    """What to check. ``proposers`` empty = all of them; ``draft`` None = one that fits, else the target itself."""
+    """What to check. ``proposers`` empty = all of them, heads where one that is here was made for the target;
+    ``draft`` None = one that fits, else the target itself."""
 
     target: str = catalog.DEFAULT_TARGET
     proposers: tuple[str, ...] = ()
@@ -52,7 +54,9 @@ class AuditPlan:
         unknown = [name for name in self.proposers if name not in PROPOSERS]
         if unknown:
             raise RequestError(f"unknown proposer {unknown[0]!r}: choose from {', '.join(PROPOSERS)}")
-        return self.proposers or tuple(PROPOSERS)
+        return self.proposers or tuple(
+            name for name in PROPOSERS if name not in HEADS or catalog.default_draft(self.target, name)
+        )
 
     def validate(self) -> None:
         """Raise RequestError on numbers that make no audit."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import decoder.engine as engine
+import decoder.judge as judge
 from decoder import loading
 from decoder.audit import AuditPlan, chi_square_tail, compare_samples, homogeneity, resolution, run_audit
 from decoder.verify import ChainVerdict, verify_greedy
@@ -39,12 +39,12 @@ def test_a_lossless_decoder_passes(folder: Path, draft: Path) -> None:
 
 def test_a_lossy_sampled_verification_fails(folder: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault: every draft is accepted."""
-    right = engine.verify_sampled
+    right = judge.verify_sampled
 
     def lossy(drafts, counts, p, q, u_accept, u_token):
         return right(drafts, counts, p, q, torch.zeros_like(u_accept) - 1, u_token)
 
-    monkeypatch.setattr(engine, "verify_sampled", lossy)
+    monkeypatch.setattr(judge, "verify_sampled", lossy)
     result = run_audit(plan(folder, draft, samples=300))
     assert not result.passed
     assert result.sampled[0].verdict == "different"
@@ -60,7 +60,7 @@ def test_a_lossy_greedy_verification_fails(folder: Path, draft: Path, monkeypatc
         token = best.gather(1, accepted[:, None]).squeeze(1)
         return ChainVerdict(accepted, token, verdict.accept_prob, None)
 
-    monkeypatch.setattr(engine, "verify_greedy", lossy)
+    monkeypatch.setattr(judge, "verify_greedy", lossy)
     result = run_audit(plan(folder, draft, samples=0))
     assert not result.passed
     assert result.greedy[0].divergence is not None
