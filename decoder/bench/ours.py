@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 
+from decoder import catalog
 from decoder.bench.measure import Case, Sample, Variant, VariantName
 from decoder.bench.plan import BenchPlan
 from decoder.bench.round_times import rounds_of
 from decoder.engine import RunStream, SpeculativeDecoder
 from decoder.errors import RequestError
+from decoder.heads.layout import HEADS
 from decoder.request import GenerationRequest
 
 
@@ -109,11 +111,12 @@ def drain(stream: RunStream) -> float:
 
 
 def our_variants(plan: BenchPlan, exit_layer: int) -> list[OurVariant]:
-    """Plain first, then every proposer at every k."""
+    """Plain first, then every proposer at every k; one that has no head here has one row, which says so."""
     found = [OurVariant("none", 0)]
     for proposer in plan.proposers:
         if proposer == "none":
             continue
-        for k in plan.ks:
+        nothing = proposer in HEADS and catalog.default_draft(plan.target, proposer) is None
+        for k in (plan.their_k,) if nothing else plan.ks:
             found.append(OurVariant(proposer, k, draft=plan.draft, exit_layer=exit_layer))
     return found

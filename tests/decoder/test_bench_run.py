@@ -19,6 +19,7 @@ from decoder.bench.run import cases_of, run_bench
 from decoder.bench.tables import markdown, print_bench, sheets
 from decoder.bench.widths import measure_widths
 from decoder.errors import RequestError
+from decoder.heads.layout import HEADS
 from decoder.loading import load
 from decoder.request import GenerationRequest
 from tests.decoder.test_bench_summary import result
@@ -47,18 +48,21 @@ def plan(folder: Path, **changes: object) -> BenchPlan:
 def test_a_whole_bench(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     messages: list[str] = []
     found = run_bench(plan(folder), lambda fraction, message: messages.append(message))
+    heads = [f"redline/{p}/2" for p in HEADS]
     ours = [f"redline/{p}/2" for p in ("draft-model", "ngram", "suffix", "prediction", "early-exit")]
     theirs = ["transformers/generate", *(f"transformers/{kind}/2" for kind in (ASSISTED, LOOKUP, EXIT))]
-    assert list(found.variants) == [*theirs, "redline/none", *ours]
-    assert found.errors == {}
+    assert set(found.variants) == {*theirs, "redline/none", *ours, *heads}
+    # No head here was made for this target, and the rows say so.
+    assert set(found.errors) == set(heads)
+    assert all("head" in text or "MTP" in text for text in found.errors.values())
     rows = {(row.suite, row.variant): row for row in found.rows()}
     # A prediction is measured where there is one.
     assert set(rows) == {
         (suite, variant)
         for suite in ("chat", "edit", "all")
-        for variant in found.variants
+        for variant in (*theirs, "redline/none", *ours)
         if (suite, variant) != ("chat", "redline/prediction/2")
-    }
+    } | {("all", head) for head in heads}
     row = rows["all", "redline/draft-model/2"]
     assert row.draft_acceptance_rate == 1.0
     assert row.vs_plain is not None
