@@ -3,7 +3,7 @@
 A ``Recipe`` names a maker (``module:function``) of a module and its example inputs; AOTInductor turns that into a
 shared library with the weights inside, prepacked. Building takes a minute or so per width, in a process of its own
 (``python -m decoder.packages``); loading maps a file. Files are kept in the cache folder by weights, dtype,
-options, source, torch version and processor, so that a stale one is never found, and appear whole or not at all.
+options, threads, source, torch version and processor, so that a stale one is never found, and appear whole or not at all.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _DISK_COPIES = 4
 class Recipe:
     """One step to be compiled: ``maker(source, dtype, width=width, **options)`` gives (module, example inputs).
 
-    ``options`` must be JSON. ``fingerprint`` identifies the weights, ``size`` is what they take in bytes.
+    ``options`` must be JSON. ``fingerprint`` identifies the weights, ``size`` is what they take in bytes. The number of
+    ``threads`` is written into the compiled loops.
     """
 
     maker: str
@@ -58,13 +59,14 @@ class Recipe:
     name: str = "model"
     size: int = 0
     options: dict[str, Any] = field(default_factory=dict, hash=False)
+    threads: int = field(default_factory=torch.get_num_threads)
 
     @property
     def path(self) -> Path:
         """Where its library is, or would be."""
-        about = [self.fingerprint, self.dtype, self.maker, json.dumps(self.options, sort_keys=True), *_surroundings()]
-        about += [_source_key(self.maker.split(":")[0])]
-        key = hashlib.sha256("|".join(about).encode()).hexdigest()[:16]
+        options = json.dumps(self.options, sort_keys=True)
+        about = [self.fingerprint, self.dtype, self.maker, options, str(self.threads), *_surroundings()]
+        key = hashlib.sha256("|".join([*about, _source_key(self.maker.split(":")[0])]).encode()).hexdigest()[:16]
         label = re.sub(r"[^\w.-]+", "-", Path(self.name).name)[:60] or "model"
         return compiled_dir() / f"{label}-{key}" / f"w{self.width}.so"
 
@@ -213,6 +215,7 @@ def _compile(recipe: Recipe, package: Path) -> Path:
 
     module, _, function = recipe.maker.partition(":")
     maker = getattr(importlib.import_module(module), function)
+    torch.set_num_threads(recipe.threads)
     step, example = maker(recipe.source, recipe.dtype, width=recipe.width, **recipe.options)
     with torch.no_grad():
         exported = torch.export.export(step, example)

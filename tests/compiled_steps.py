@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from decoder import loading, packages
 from decoder.compiled import StepSet, model_steps
@@ -50,6 +51,7 @@ def tiny_folder() -> Path:
 @lru_cache
 def tiny_steps(layers: int = 0) -> StepSet:
     """The built steps of the tiny Llama, or of its first layers."""
+    torch.set_num_threads(1)  # as in every test: the number is written into the steps
     with compiling():
         loaded = loading.load(str(tiny_folder()), "float32", "cpu")
         steps = model_steps(loaded, SHORT_WIDTHS if layers else WIDTHS, layers)

@@ -236,14 +236,14 @@ def test_a_broken_library_is_thrown_away_and_decoding_is_eager(
 def test_a_step_is_another_one_for_other_weights_options_and_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = loading.load(str(tiny_folder()), "float32", "cpu")
     recipe = model_steps(loaded, (1,)).recipes[1]
-    changed = [{"fingerprint": "x"}, {"dtype": "bfloat16"}, {"options": {"layers": 1}}, {"width": 2}]
+    changed = [{"fingerprint": "x"}, {"dtype": "bfloat16"}, {"options": {"layers": 1}}, {"width": 2}, {"threads": 7}]
     paths = {recipe.path, *(packages.Recipe(**{**recipe.__dict__, **one}).path for one in changed)}
     monkeypatch.setattr(torch, "__version__", "9.9")
     packages._surroundings.cache_clear()
     paths.add(recipe.path)
     monkeypatch.undo()
     packages._surroundings.cache_clear()
-    assert len(paths) == 6
+    assert len(paths) == 7
 
 
 def test_what_cannot_be_compiled_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
