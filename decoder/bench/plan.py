@@ -62,7 +62,7 @@ class BenchPlan:
             ("repeats", self.repeats, 1, 1000),
             ("exit-layer", self.exit_layer, 0, 10_000),
             *(("k", k, 1, MAX_K) for k in self.ks),
-            *(("batch", b, 1, 256) for b in self.batch),
+            *(("batch", b, 1, 32) for b in self.batch),
         ):
             if not low <= value <= high:
                 raise RequestError(f"{name} must be between {low} and {high:,}, not {value:,}")

@@ -64,7 +64,7 @@ def test_a_kept_bench_is_shown_without_measuring(tmp_path: Path, capsys: pytest.
         (["-k", "1,x"], "commas"),
         (["-k", "0"], "k is empty"),
         (["-k", "99"], "between 1 and 64"),
-        (["--batch", "1,-2"], "between 1 and 256"),
+        (["--batch", "1,-2"], "between 1 and 32"),
         (["--prompts", "0"], "prompts must be between"),
         (["--tokens", "1"], "tokens must be between"),
         (["--repeats", "0"], "repeats must be between"),
