@@ -28,6 +28,17 @@ err = Console(stderr=True, highlight=False)
 app.command()(bench)
 
 
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+def train(context: typer.Context) -> None:
+    """Train drafts: write rows (data), train (eagle3, mtp, medusa, draft-model), export."""
+    from decoder.training.command import app as training  # imports torch
+
+    raise typer.Exit(run_typer(training, context.args, "python -m decoder train"))
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; errors that a person can mend exit with 2 and one line."""
     raise SystemExit(run_typer(app, argv, "python -m decoder"))

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from decoder.errors import ModelError
 from decoder.training.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from decoder.training.evaluate import SHORTEST_STRETCH, Acceptance, greedy_stretches, summarise
 from decoder.training.features import FeatureCache
@@ -173,6 +174,8 @@ def evaluate_head(
     """
     rows, target = material.rows, material.target
     full = target.get_output_embeddings().weight
+    if not len(chosen):
+        raise ModelError("no rows are held out for this: write more rows (2 % are for validation, 2 % for the test)")
     agreed, overlap, walks = [], [], []
     for start in range(0, len(chosen), batch):
         part = chosen[start : start + batch]

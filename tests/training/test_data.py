@@ -88,3 +88,26 @@ def test_another_plan_is_not_mixed_in_and_files_are_joined(tmp_path: Path) -> No
     assert extend(tmp_path / "all.npz", [tmp_path / "a.npz", tmp_path / "c.npz"], 4) == 24
     joined, old = np.load(tmp_path / "all.npz"), np.load(tmp_path / "a.npz")
     assert np.array_equal(joined["split"][:12], old["split"])
+
+
+def test_the_command_line_trains_a_head_on_rows_it_wrote(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """``train data``, ``train mtp`` and ``train export`` one after the other, as a user types them."""
+    from decoder.cli import main
+    from tests.tiny import save_tiny
+
+    target = save_tiny(tmp_path / "model")
+
+    def run(*arguments: str) -> int:
+        with pytest.raises(SystemExit) as end:
+            main(["train", *arguments, "--target", str(target), "--device", "cpu"])
+        return int(end.value.code or 0)
+
+    rows, out = str(tmp_path / "rows.npz"), str(tmp_path / "run")
+    assert run("data", "--out", rows, "--rows", "256", "--length", "64", "--batch", "64") == 0
+    assert run("mtp", "--rows", rows, "--out", out, "--steps", "2", "--batch", "2", "--prefix", "4",
+               "--vocabulary", "64", "--sample", "16", "--eval-rows", "2") == 0  # fmt: skip
+    assert run("export", "--run", out, "--rows", rows, "--out", str(tmp_path / "tiny-mtp")) == 0
+    assert (tmp_path / "tiny-mtp" / "model.safetensors").is_file()
+    # Another plan does not go on from the same checkpoints.
+    assert run("mtp", "--rows", rows, "--out", out, "--steps", "3", "--prefix", "4") == 2
+    assert "begun with another plan" in capfd.readouterr().err
