@@ -17,6 +17,7 @@ from decoder.loading import LoadedModel, Progress, silent
 from decoder.proposers import Proposer
 from decoder.proposers.draft_model import DraftModelProposer, EarlyExitProposer
 from decoder.proposers.ngram import NgramProposer
+from decoder.proposers.other_vocabulary import OtherVocabularyProposer, way
 from decoder.proposers.prediction import PredictionProposer
 from decoder.proposers.suffix import SuffixProposer
 from decoder.reading import reading
@@ -153,9 +154,9 @@ def _with_named_draft(name: str, request: GenerationRequest, target: Target, rep
     head = compat.head_layout(name)
     if head is not None:
         raise IncompatibleError(f"{name} is {head.title}, no model of its own: choose the proposer {head.proposer}")
-    reasons = compat.check_pair(request.target, name)
-    if reasons:
-        raise IncompatibleError(f"{name} does not fit {request.target}: {'; '.join(reasons)}")
+    pairing = compat.pairing(request.target, name)
+    if not pairing.fits:
+        raise IncompatibleError(f"{name} does not fit {request.target}: {'; '.join(pairing.misfit)}")
     loaded = loading.load(name, target.dtype, target.runner.device, report, role="draft")
     runner = runner_of(loaded, "draft")
     versions = {
@@ -165,4 +166,8 @@ def _with_named_draft(name: str, request: GenerationRequest, target: Target, rep
         "draft_fingerprint": loaded.fingerprint,
         **_path_note("draft", loaded, runner),
     }
-    return SpeculativeDecoder(target, DraftModelProposer(runner), draft=name, versions=versions)
+    proposer: Proposer = DraftModelProposer(runner)
+    if pairing.across:
+        proposer = OtherVocabularyProposer(runner, compat.shared_vocabulary(request.target, name))
+        versions["draft_vocabulary"] = f"{pairing.across}; {way(request)}"
+    return SpeculativeDecoder(target, proposer, draft=name, versions=versions)

@@ -58,8 +58,9 @@ _PROPOSERS = (
         "draft-model",
         "Draft model",
         "independent model",
-        "A smaller model with the same vocabulary writes k tokens ahead.",
-        "a draft whose vocabulary is the target's",
+        "A smaller model writes k tokens ahead, token for token where it has the target's vocabulary; with another one "
+        "over the tokens that both have (sampled) or by its text (greedy).",
+        "a draft model",
     ),
     ProposerEntry(
         "eagle3",

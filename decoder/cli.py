@@ -224,6 +224,9 @@ def _decode(request: GenerationRequest, baseline: bool, earlier: list[list[int]]
 @app.command()
 def models(
     as_json: Annotated[bool, typer.Option("--json", help="The catalog as JSON.")] = False,
+    target: Annotated[
+        str | None, typer.Option(help="Say for every draft whether it fits this target, and how or why not.")
+    ] = None,
     prepare: Annotated[str | None, typer.Option(help="Convert or download this model now.")] = None,
     compile_: Annotated[
         str | None, typer.Option("--compile", help="Compile this model's steps for this machine (minutes, once).")
@@ -249,6 +252,12 @@ def models(
         print(f"{cache.clear_compiled() / 1e6:,.0f} MB of compiled steps deleted")
         return
     entries = [*catalog.targets(), *catalog.drafts()]
+    verdicts = {}
+    if target:
+        from decoder import compat
+
+        with err.status(f"reading what drafts for {target}"):
+            verdicts = {e.name: compat.verdict(target, e) for e in entries if e.kind == "draft"}
     if as_json:
         rows = [
             {
@@ -262,6 +271,7 @@ def models(
                 "how_to_get": e.how_to_get,
                 "fits": e.fits,
                 "note": e.note,
+                "verdict": verdicts.get(e.name),
             }
             for e in entries
         ]
@@ -275,7 +285,10 @@ def models(
         fits = (e.fits or "").split("/")[-1]
         table.add_row(e.name, kind, fits, e.licence, f"{e.size_mb:,}", "yes" if e.present else e.how_to_get)
     Console().print(table)
-    Console(highlight=False, soft_wrap=True).print(f"{cache_line()} (models --clear-cache deletes them)")
+    plain = Console(highlight=False, soft_wrap=True)
+    for name, verdict in verdicts.items():
+        plain.print(f"{name}: {verdict}", markup=False)
+    plain.print(f"{cache_line()} (models --clear-cache deletes them)")
 
 
 def _compile(name: str, role: str, layers: int, dtype: str) -> None:

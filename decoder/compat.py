@@ -1,20 +1,24 @@
 """Does a draft fit a target? Not by family name: by vocabulary. Says exactly what differs.
 
 The same tokenizer with heads padded to different sizes is compatible: what counts is that every id of the tokenizer
-means the same string on both sides.
+means the same string on both sides. Where ids differ, a draft can still be used across vocabularies, if both spell text
+byte by byte and share enough tokens; it then drafts in another way, and says so.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from decoder import catalog, loading
+from decoder import catalog, loading, vocabulary
+from decoder.errors import ModelError
 from decoder.heads import fit
 from decoder.heads.expect import TargetFacts
 from decoder.heads.files import open_files
 from decoder.heads.layout import HEADS, Layout, find_layout, require
+from decoder.vocabulary import SharedVocabulary, Spelling
 
 _SHOWN = 3
 """Differing vocabulary entries that are named one by one."""
@@ -77,12 +81,13 @@ def _made_for(target: str, draft: str) -> bool:
 
 
 def check_pair(target: str, draft: str) -> list[str]:
-    """Why ``draft`` does not fit ``target``, as sentences; empty when it fits. Raises ModelError for unreadable ones.
+    """Why ``draft`` does not fit ``target``, as sentences; empty when it fits, be it across vocabularies (``pairing``).
+    Raises ModelError for unreadable ones.
 
     Reads tokenizers and configurations only, no weights.
     """
     layout = head_layout(draft)
-    return check_head(target, draft, layout.proposer) if layout else list(_pair(target, draft))
+    return check_head(target, draft, layout.proposer) if layout else pairing(target, draft).misfit
 
 
 def head_layout(draft: str) -> Layout | None:
@@ -104,3 +109,71 @@ def check_head(target: str, draft: str, proposer: str) -> list[str]:
     files = open_files(draft, weights=False)
     layout = require(draft, proposer, files.config, files.shapes)
     return fit.problems(files, layout, TargetFacts.of_config(target, loading.load_config(target)))
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """How a draft can be used with a target. ``reasons``: why not token for token (none: it can). ``across``: what both
+    vocabularies share, where it can be used all the same. ``refused``: why not even so."""
+
+    reasons: tuple[str, ...] = ()
+    across: str | None = None
+    refused: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """True when the draft can be used in either way."""
+        return self.refused is None
+
+    @property
+    def misfit(self) -> list[str]:
+        """Why it cannot be used at all; empty when it can."""
+        return [] if self.fits else [*self.reasons, f"across vocabularies: {self.refused}"]
+
+    @property
+    def sentence(self) -> str:
+        """Whether it fits and in which way, or why not."""
+        if not self.reasons:
+            return "fits, token for token"
+        if not self.fits:
+            return f"does not fit: {'; '.join(self.misfit)}"
+        return f"fits across vocabularies ({self.across}); not token for token: {'; '.join(self.reasons)}"
+
+
+@lru_cache(maxsize=64)
+def pairing(target: str, draft: str) -> Pairing:
+    """Whether and how ``draft`` can be used with ``target``. Raises ModelError for unreadable ones."""
+    reasons = _pair(target, draft)
+    if not reasons:
+        return Pairing()
+    for name, role in ((target, "target"), (draft, "draft")):
+        reason = vocabulary.why_not(loading.load_tokenizer(name, role=role))
+        if reason:
+            return Pairing(reasons, refused=f"{name}: {reason}")
+    shared = shared_vocabulary(target, draft)
+    return Pairing(reasons, shared.sentence, shared.refused)
+
+
+def verdict(target: str, entry: catalog.ModelEntry) -> str:
+    """Whether the draft ``entry`` fits ``target``, and how or why not, in one sentence; raises nothing."""
+    if not entry.present:
+        return f"not here; made for {entry.fits}" if entry.fits else "not here"
+    try:
+        layout = head_layout(entry.name)
+        if layout is None:
+            return pairing(target, entry.name).sentence
+        reasons = check_head(target, entry.name, layout.proposer)
+    except ModelError as error:
+        return str(error)
+    return f"does not fit: {'; '.join(reasons)}" if reasons else "fits"
+
+
+@lru_cache(maxsize=2)
+def shared_vocabulary(target: str, draft: str) -> SharedVocabulary:
+    """What the two vocabularies have in common. Ids that a head lacks do not count."""
+
+    def spelling(name: str, role: str) -> Spelling:
+        size = int(loading.load_config(name, role=role).get_text_config().vocab_size)
+        return Spelling(loading.load_tokenizer(name, role=role), size)
+
+    return SharedVocabulary(spelling(target, "target"), spelling(draft, "draft"))

@@ -87,6 +87,10 @@ def print_run(run: Run, baseline: Run | None = None) -> None:
         )
     table.add_row("to first token", f"{run.ttft_ms:.0f} ms (prefill {run.prefill_ms:.0f} ms)")
     table.add_row("model", f"{run.target}, {run.dtype} on {run.device}, {run.versions.get('target_path', '')}")
+    if vocabulary := run.versions.get("draft_vocabulary"):
+        table.add_row("draft", f"{run.draft}, {vocabulary}")
+    if earlier := run.versions.get("earlier_runs"):
+        table.add_row("also drafted from", f"earlier runs: {earlier}")
     even = break_even(run, baseline)
     if even is not None:
         table.add_row("speed-up", f"{even.speedup:.2f} times the baseline. {even.sentence}")

@@ -10,7 +10,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -56,6 +56,8 @@ class DraftOption:
     state: State
     reason: str = ""
     here: bool = True
+    note: str = ""
+    """In which way it drafts, where that is not plain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,27 @@ def _verdict(target: str, draft: str, proposer: str) -> str:
     return "; ".join(compat.check_pair(target, draft))
 
 
+def across(target: str, draft: str) -> str:
+    """What a draft model with another vocabulary shares with the target, and why it does not fit token for token; ""
+    for any other draft, and for what is not here. Raises nothing."""
+    places = here(target), here(draft)
+    try:
+        if places[0] is None or places[1] is None:
+            return ""
+        return _across(places[0], places[1]).replace(places[0], target).replace(places[1], draft)
+    except Exception as error:  # whatever is wrong with it, check() says
+        log.info("comparing the vocabularies of %s and %s: %s", target, draft, error)
+        return ""
+
+
+@functools.lru_cache(maxsize=64)
+def _across(target: str, draft: str) -> str:
+    from decoder.compat import head_layout, pairing
+
+    found = None if head_layout(draft) is not None else pairing(target, draft)
+    return f"{found.across}; not token for token: {found.reasons[0]}" if found and found.fits and found.across else ""
+
+
 def own_layer(target: str) -> Fit:
     """Whether the target's own checkpoint holds an MTP layer; raises nothing."""
     place = here(target)
@@ -217,7 +240,9 @@ def _option(entry: ModelEntry, target: str, proposer: str, *, read: bool) -> Dra
     fit = check(target, entry.name, proposer)
     if fit.fits is None:
         return option("ready") if made_for else option("no", f"made for {entry.fits}; {fit.reason}")
-    return option("ready") if fit.fits else option("no", fit.reason)
+    if not fit.fits:
+        return option("no", fit.reason)
+    return replace(option("ready"), note=across(target, entry.name) if proposer == "draft-model" else "")
 
 
 def standings(target: str, *, read: bool) -> dict[str, Standing]:

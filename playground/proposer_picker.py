@@ -102,7 +102,8 @@ def draft_value(target: str, proposer: str, chosen: str, options: Sequence[Draft
     usable = [_draft_entry(option, kind) for option in options if option.state in ("ready", "fetch")]
     if chosen and chosen not in [option.name for option in options]:
         fit = pairs.check(target, chosen, proposer)
-        usable.append({"value": chosen, "title": chosen, "text": "", "needs": "", "state": "ready", "reason": ""})
+        note = _sentence(pairs.across(target, chosen)) if proposer == "draft-model" else ""
+        usable.append({"value": chosen, "title": chosen, "text": note, "needs": "", "state": "ready", "reason": ""})
         if fit.fits is None:
             usable[-1] |= {"state": "fetch", "reason": _sentence(fit.reason)}
     others = [_draft_entry(option, kind) for option in options if option.state not in ("ready", "fetch")]
@@ -121,10 +122,11 @@ def _draft_entry(option: DraftOption, kind: str) -> dict[str, Any]:
             "needs": "", "state": option.state, "reason": "",
         }  # fmt: skip
     usable = option.state in ("ready", "fetch")
+    size = f"{option.size_mb:,} MB"
     return {
         "value": option.name,
         "title": option.name,
-        "text": f"{option.size_mb:,} MB" if usable and not option.reason else "",
+        "text": f"{size}. {_sentence(option.note)}".removesuffix(". ") if usable and not option.reason else "",
         "needs": "",
         "state": option.state if usable else "no",
         "reason": _sentence(option.reason),

@@ -99,6 +99,9 @@
   const special = (run) => {
     const versions = run.versions || {};
     const found = [];
+    if (versions.draft_vocabulary) {
+      found.push(["Draft's vocabulary", versions.draft_vocabulary, "The draft's tokens are not the target's: sampled, it drafts over the tokens that both have; greedy, its text is split into the target's tokens."]);
+    }
     if (versions.earlier_runs) {
       found.push(["Earlier runs", versions.earlier_runs, "Their outputs were drafted from, too: a prompt that was asked before looks magically fast."]);
     }

@@ -32,7 +32,7 @@
     const sampling = store.state.run && store.state.run.request && store.state.run.request.sampling;
     return Boolean(sampling) && Number(sampling.temperature) === 0;
   };
-  const oneHot = (draft) => !proposer()[1] || (!greedy() && draft.q >= 1 && !draft.top_q.some((t) => t.probability < 1));
+  const oneHot = (draft) => !proposer()[1] || (draft.q >= 1 && (!greedy() || !draft.top_q.length) && !draft.top_q.some((t) => t.probability < 1));
 
   /** Words may be strings or elements; the sentence is their concatenation. */
   const wanted = (token) => {

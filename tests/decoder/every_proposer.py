@@ -10,11 +10,13 @@ from decoder.engine import SpeculativeDecoder
 from decoder.proposers.base import Proposer
 from decoder.proposers.draft_model import DraftModelProposer, EarlyExitProposer
 from decoder.proposers.ngram import NgramProposer
+from decoder.proposers.other_vocabulary import OtherVocabularyProposer
 from decoder.proposers.prediction import PredictionProposer
 from decoder.proposers.suffix import SuffixProposer
 from decoder.request import GenerationRequest, SamplingParams
 from decoder.target import RowRunner
 from tests import heads
+from tests.spellings import shared, small_tokenizer
 from tests.tiny import CONTEXT, runner, runner_of, tiny_decoder, tiny_tokenizer
 
 Build = Callable[[RowRunner, str, int], Proposer | None]
@@ -35,6 +37,10 @@ EVERY: dict[str, Build] = {
         runner(seed=1, layers=1, path=path, context=context)
     ),
     "draft-model, copy": lambda target, path, context: DraftModelProposer(runner(path=path, context=context)),
+    "draft-model, other vocabulary": lambda target, path, context: OtherVocabularyProposer(
+        runner(seed=1, layers=1, vocab_size=len(small_tokenizer()), path=path, context=context),
+        shared(tiny_tokenizer(), small_tokenizer()),
+    ),
 }
 """Proposer's name, and what tells two of one name apart behind a comma."""
 

@@ -133,6 +133,15 @@ def test_suffix_decoding_from_an_earlier_run(folder: Path, tmp_path: Path) -> No
     assert "is not a run that --json wrote" in wrong.stderr
 
 
+def test_models_says_which_drafts_fit_a_target_and_why_others_do_not(folder: Path) -> None:
+    rows = json.loads(decoder("models", "--target", str(folder), "--json").stdout)
+    drafts = {row["name"]: row["verdict"] for row in rows if row["kind"] == "draft"}
+    assert all(drafts.values())
+    assert drafts["Qwen/Qwen3-0.6B"] == "not here; made for Qwen/Qwen3-4B"
+    assert "fits across vocabularies (other vocabulary:" in drafts["smollm2-draft"]
+    assert "not token for token: " in drafts["smollm2-draft"]
+
+
 def test_audit_of_a_tiny_model(folder: Path) -> None:
     done = decoder(
         "audit", "--target", str(folder), "--draft", str(folder), "--tokens", "40", "--prompts", "2", "--samples",

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from decoder import catalog, compat, loading
 from decoder.engine import SpeculativeDecoder
 from decoder.errors import IncompatibleError, ModelError
-from decoder.request import GenerationRequest
+from decoder.request import GenerationRequest, SamplingParams
+from tests.spellings import letters, word_pieces
 from tests.tiny import save_tiny, tiny_tokenizer
 
 
@@ -63,30 +64,57 @@ def test_both_models_of_a_pair_run_from_folders(folder: Path, tmp_path: Path) ->
     assert run.draft == str(draft)
 
 
-def test_swapped_tokens_are_refused_with_id_and_both_strings(folder: Path, tmp_path: Path) -> None:
+def test_swapped_tokens_are_named_with_id_and_both_strings_and_drafted_across(folder: Path, tmp_path: Path) -> None:
     draft = save_tiny(tmp_path / "draft", seed=1, tokenizer=swapped_tokenizer(300, 301))
     names = {i: t for t, i in tiny_tokenizer().get_vocab().items()}
-    reasons = compat.check_pair(str(folder), str(draft))
-    assert len(reasons) == 1
+    found = compat.pairing(str(folder), str(draft))
+    assert len(found.reasons) == 1
     for part in ("id 300", repr(names[300]), repr(names[301]), f"2 of {len(names)}"):
-        assert part in reasons[0]
-    request = GenerationRequest("x", target=str(folder), proposer="draft-model", draft=str(draft), dtype="float32")
-    with pytest.raises(IncompatibleError, match="id 300"):
-        SpeculativeDecoder.load(request)
+        assert part in found.reasons[0]
+        assert part in found.sentence
+    assert found.fits
+    assert found.across == f"other vocabulary: {len(names)} of {len(names)} tokens shared"
 
 
-def test_another_vocabulary_is_refused_by_its_size(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("temperature", "way"), [(0.0, "re-encoding with look-behind"), (1.0, "token-level intersection")]
+)
+def test_a_draft_with_another_vocabulary_drafts_across_and_the_run_says_so(
+    folder: Path, tmp_path: Path, temperature: float, way: str
+) -> None:
     small = tiny_tokenizer(300)
-    draft = save_tiny(tmp_path / "draft", tokenizer=small)
+    draft = save_tiny(tmp_path / "draft", tokenizer=small, vocab_size=320)
+    found = compat.pairing(str(folder), str(draft))
+    assert any(f"{len(tiny_tokenizer())} and {len(small)} entries" in reason for reason in found.reasons)
+    assert compat.check_pair(str(folder), str(draft)) == []
+    request = GenerationRequest(
+        "The quick", chat=False, target=str(folder), proposer="draft-model", draft=str(draft), dtype="float32",
+        max_new_tokens=20, ignore_eos=True, sampling=SamplingParams(temperature=temperature, seed=4),
+    )  # fmt: skip
+    run = SpeculativeDecoder.load(request).run(request)
+    assert run.versions["draft_vocabulary"] == f"{found.across}; {way}"
+    assert run.metrics["num_draft_tokens"] > 0
+    if temperature == 0:
+        plain = request.replace(proposer="none", draft=None)
+        assert run.output_ids == SpeculativeDecoder.load(plain).run(plain).output_ids
+
+
+def test_a_draft_that_shares_too_little_is_refused_with_numbers(folder: Path, tmp_path: Path) -> None:
+    draft = save_tiny(tmp_path / "draft", tokenizer=letters(["a", *(chr(0x250 + i) for i in range(50))]))
     reasons = compat.check_pair(str(folder), str(draft))
-    sizes = f"{len(tiny_tokenizer())} and {len(small)} entries"
-    assert any(sizes in reason for reason in reasons)
+    assert any("entries" in reason for reason in reasons), "why not token for token"
+    assert "across vocabularies: only 1 of the draft's 51 tokens" in reasons[-1]
+    request = GenerationRequest("x", target=str(folder), proposer="draft-model", draft=str(draft), dtype="float32")
+    with pytest.raises(IncompatibleError, match="only 1 of the draft's 51 tokens"):
+        SpeculativeDecoder.load(request)
+    pieces = save_tiny(tmp_path / "pieces", tokenizer=word_pieces())
+    assert "byte by byte (WordPiece)" in compat.check_pair(str(folder), str(pieces))[-1]
 
 
-def test_other_special_tokens_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_other_special_tokens_are_named(folder: Path, tmp_path: Path) -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer().backend_tokenizer, eos_token="the")
     draft = save_tiny(tmp_path / "draft", tokenizer=tokenizer)
-    assert any("eos_token" in reason for reason in compat.check_pair(str(folder), str(draft)))
+    assert any("eos_token" in reason for reason in compat.pairing(str(folder), str(draft)).reasons)
 
 
 def test_padded_heads_of_other_sizes_fit(folder: Path, tmp_path: Path) -> None:

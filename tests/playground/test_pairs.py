@@ -13,7 +13,7 @@ from decoder import catalog, compat
 from decoder.catalog import ModelEntry
 from decoder.errors import ModelError
 from decoder.heads.layout import Layout
-from playground import pairs
+from playground import pairs, proposer_picker
 from playground.pairs import DraftOption, Fit, standing
 
 TARGET = "target"
@@ -21,10 +21,10 @@ TARGET = "target"
 
 @pytest.fixture(autouse=True)
 def nothing_remembered() -> Iterator[None]:
-    for remembered in (pairs._verdict, pairs._own_layer):
+    for remembered in (pairs._verdict, pairs._own_layer, pairs._across):
         remembered.cache_clear()
     yield
-    for remembered in (pairs._verdict, pairs._own_layer):
+    for remembered in (pairs._verdict, pairs._own_layer, pairs._across):
         remembered.cache_clear()
 
 
@@ -208,3 +208,27 @@ def test_a_single_layer_cannot_be_left_early(tmp_path: Path) -> None:
 )
 def test_who_drafts_with_a_name_that_was_typed(name: str, proposer: str) -> None:
     assert pairs.guess_proposer(name) == proposer
+
+
+@pytest.mark.usefixtures("all_here")
+def test_a_draft_with_another_vocabulary_is_offered_with_what_is_shared_and_why(
+    monkeypatch: pytest.MonkeyPatch, shelf: list[ModelEntry]
+) -> None:
+    pairing = compat.Pairing(
+        ("id 3 is 'a' in the target and 'b' in the draft",), "other vocabulary: 5 of 9 tokens shared"
+    )
+    monkeypatch.setattr(compat, "head_layout", lambda draft: None)
+    monkeypatch.setattr(compat, "pairing", lambda target, draft: pairing if draft == "other" else compat.Pairing())
+    shelf += [entry("other"), entry("same")]
+    notes = {option.name: option.note for option in pairs.draft_options(TARGET, "draft-model", read=True)}
+    said = "other vocabulary: 5 of 9 tokens shared; not token for token: id 3 is 'a' in the target and 'b' in the draft"
+    assert notes == {"other": said, "same": ""}
+    options = pairs.draft_options(TARGET, "draft-model", read=True)
+    shown = json.loads(proposer_picker.draft_value(TARGET, "draft-model", "typed", options))["groups"][0]["entries"]
+    texts = {entry["value"]: entry["text"] for entry in shown}
+    assert texts == {"other": f"31 MB. Other{said[5:]}.", "same": "31 MB", "typed": ""}
+    refused = compat.Pairing(("id 3 differs",), "", "only 1 of 9 tokens")
+    monkeypatch.setattr(compat, "pairing", lambda target, draft: refused)
+    fit = pairs.check(TARGET, "third", "draft-model")
+    assert (fit.fits, fit.reason) == (False, "id 3 differs; across vocabularies: only 1 of 9 tokens")
+    assert pairs.across(TARGET, "third") == ""
