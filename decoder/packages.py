@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
@@ -202,11 +202,16 @@ def build(recipe: Recipe) -> None:
 
 
 def _forget_old() -> None:
-    """Delete what no program has loaded for long: former versions, models that are gone."""
+    """Delete what no program has loaded for long (former versions, models that are gone), and what builders that were
+    killed left behind."""
     for folder in compiled_dir().iterdir():
         with contextlib.suppress(OSError):
             if folder.is_dir() and time.time() - folder.stat().st_mtime > _KEPT_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
+    for work in compiled_dir().glob("*/*.work"):
+        with _locked(work.with_suffix(".lock"), wait=False) as ours:
+            if ours:
+                shutil.rmtree(work, ignore_errors=True)
 
 
 def _compile(recipe: Recipe, package: Path) -> Path:
@@ -232,17 +237,21 @@ def _compile(recipe: Recipe, package: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Any:
-    """Hold a lock that goes with this process, however it ends; without a lock where the system has none."""
+def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold a lock that goes with this process, however it ends. Yields whether it is held: not without ``wait`` while
+    somebody else has it, nor where the system has no locks (the rename still keeps files whole)."""
     try:
         import fcntl
     except ImportError:
-        yield
+        yield False
         return
     with path.open("w") as file:
-        with contextlib.suppress(OSError):  # a file system without locks: the rename still keeps files whole
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        except OSError:
+            held = False
+        yield held
 
 
 def main(arguments: Sequence[str]) -> None:

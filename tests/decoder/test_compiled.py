@@ -336,8 +336,14 @@ def test_libraries_that_nobody_uses_go(tmp_path: Path, monkeypatch: pytest.Monke
         folder.mkdir(parents=True)
         stamp = folder.stat().st_mtime - age * 24 * 3600
         os.utime(folder, (stamp, stamp))
-    packages._forget_old()
+    # A builder that is at work keeps its files; what one that was killed left goes.
+    for name in ("w1", "w5"):
+        (tmp_path / "compiled" / "new" / f"{name}.work").mkdir()
+    os.utime(tmp_path / "compiled" / "new")
+    with packages._locked(tmp_path / "compiled" / "new" / "w5.lock"):
+        packages._forget_old()
     assert [path.name for path in (tmp_path / "compiled").iterdir()] == ["new"]
+    assert [path.name for path in tmp_path.rglob("*.work")] == ["w5.work"]
 
 
 def test_a_recipe_survives_the_way_to_its_builder() -> None:
