@@ -19,20 +19,22 @@ from torch import Tensor
 from decoder import builder, packages
 from decoder.errors import ModelError
 from decoder.fused import FusedRunner, Weights
-from decoder.loading import LoadedModel
+from decoder.loading import LoadedModel, pick_dtype
 from decoder.packages import Recipe, Step
-from decoder.steps import CAPACITY, tapped
+from decoder.steps import CAPACITY, DRAFT_WIDTHS, tapped
 from decoder.target import tree_mask
 
 EAGER, COMPILED = "eager, fused", "compiled"
 
 
 class StepSet:
-    """The steps of one module, by width: all of them, or none yet. ``blocked`` says why none will ever be built."""
+    """The steps of one module, by width: all of them, or none yet. ``blocked`` says why none will ever be built,
+    ``command`` is what a person types to build them."""
 
-    def __init__(self, recipes: Sequence[Recipe], blocked: str | None = None) -> None:
+    def __init__(self, recipes: Sequence[Recipe], blocked: str | None = None, command: str = "") -> None:
         self.recipes = {recipe.width: recipe for recipe in recipes}
         self.blocked = blocked
+        self.command = command
         self.steps: dict[int, Step] = {}
         with _lock:
             _sets.add(self)
@@ -76,13 +78,8 @@ class StepSet:
         if failed:
             return f"compiling failed: {failed[0]}"
         if not builder.active():
-            return f"its steps are not compiled: python -m decoder models --compile {self.source}"
+            return "its steps are not compiled" + (f": {self.command}" if self.command else "")
         return _progress_words()
-
-    @property
-    def source(self) -> str:
-        """The model's name."""
-        return next(iter(self.recipes.values())).name if self.recipes else ""
 
 
 failures: dict[Path, str] = {}
@@ -168,7 +165,14 @@ def model_steps(loaded: LoadedModel, widths: Sequence[int], layers: int = 0) -> 
     ]
     if not all(recipe.built for recipe in recipes):
         blocked = blocked or packages.why_no_build(size, len(recipes))
-    return StepSet(recipes, blocked)
+    command = f"python -m decoder models --compile {loaded.name}"
+    if layers:
+        command += f" --layers {layers}"
+    elif set(widths) == set(DRAFT_WIDTHS):
+        command += " --role draft"
+    if loaded.dtype != pick_dtype("auto", "cpu"):
+        command += f" --dtype {loaded.dtype}"
+    return StepSet(recipes, blocked, command)
 
 
 class CompiledRunner(FusedRunner):

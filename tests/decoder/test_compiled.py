@@ -202,7 +202,11 @@ def test_all_steps_are_used_or_none_and_only_from_the_next_run_on(
     held = model_steps(loading.load(steps_on, "float32", "cpu"), WIDTHS)
     assert held.blocked is None
     narrow, wide = held.missing()
-    assert held.note() == f"its steps are not compiled: python -m decoder models --compile {steps_on}"
+    typed = f"python -m decoder models --compile {steps_on}"
+    assert held.note().startswith(f"its steps are not compiled: {typed}")
+    assert f"{typed} --layers 2" in model_steps(loading.load(steps_on, "float32", "cpu"), (1, 2), 2).note()
+    assert f"{typed} --role draft" in model_steps(loading.load(steps_on, "float32", "cpu"), (2, 1)).note()
+    monkeypatch.setattr(compiled, "_sets", weakref.WeakSet([held]))
     with compiling():
         sources = {width: recipe.path for width, recipe in built.recipes.items()}
     narrow.path.parent.mkdir(parents=True)
