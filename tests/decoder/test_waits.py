@@ -13,8 +13,10 @@ from decoder.fused import FusedRunner, Weights
 from decoder.graphs import GraphRunner, Recordings
 from decoder.proposers import Proposer
 from decoder.proposers.draft_model import DraftModelProposer, EarlyExitProposer
+from decoder.proposers.other_vocabulary import OtherVocabularyProposer
 from tests.fake_device import DEVICE, DeviceTensor, FakeDevice, fake_device, on_device
-from tests.tiny import CONTEXT, tiny_decoder, tiny_llama
+from tests.spellings import shared, small_tokenizer
+from tests.tiny import CONTEXT, tiny_decoder, tiny_llama, tiny_tokenizer
 from tests.toys import Recite, ask
 
 
@@ -145,6 +147,25 @@ def test_a_round_waits_once(name: str, sampling: dict[str, object], path: str, m
     }
     with fake_device(monkeypatch) as device:
         found = steps_waits(device, monkeypatch, proposers[name](), target, **sampling)
+    assert len(found) > 4
+    for waits in found:
+        assert len(waits) == 1, waits
+        assert "judge.py" in waits[0]
+
+
+@pytest.mark.parametrize("path", ["fused", "graphs"])
+def test_sampled_drafting_with_another_vocabulary_waits_once_too(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it fed to the draft is known from the text that was kept. (Greedy, it reads every token that it writes.)"""
+    vocabulary = shared(tiny_tokenizer(), small_tokenizer())
+    size = len(small_tokenizer())
+    weights = Weights(copy.deepcopy(tiny_llama(1, 1, size)))
+    on_device(weights)
+    draft = FusedRunner(weights, context=CONTEXT, device=DEVICE)
+    if path == "graphs":
+        draft = GraphRunner(weights, Recordings(RerunCapture(), DEVICE), context=CONTEXT, device=DEVICE)
+    with fake_device(monkeypatch) as device:
+        proposer = OtherVocabularyProposer(draft, vocabulary)
+        found = steps_waits(device, monkeypatch, proposer, device_runner(path), **SAMPLED)
     assert len(found) > 4
     for waits in found:
         assert len(waits) == 1, waits
