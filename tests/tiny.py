@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from decoder import packages
 from decoder.compiled import CompiledRunner
 from decoder.engine import SpeculativeDecoder, Target
 from decoder.fused import FusedRunner, Weights
@@ -70,7 +71,8 @@ def tiny_llama(seed: int = 0, layers: int = 3, vocab_size: int = 384) -> Any:
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
-PATHS = ("generic", "fused", "graphs")
+PATHS = ("generic", "fused", "graphs", *(("compiled",) if packages.compiler() else ()))
+"""Without a C++ compiler nothing runs compiled; the tests of compiled steps are skipped then, and say why."""
 
 
 def runner(
