@@ -87,6 +87,8 @@ def test_a_draft_length_that_adapts(folder: Path) -> None:
         (["audit", "--samples", "5"], "at least 100"),
         (["audit", "--proposer", "magic"], "unknown proposer"),
         (["models", "--prepare", "nonsense"], "unknown target"),
+        (["models", "--compile", "nonsense"], "unknown target"),
+        (["models", "--compile", "smollm2-135m", "--role", "both"], "--role is target or draft"),
         (["dance"], "dance"),
     ],
 )
@@ -105,6 +107,28 @@ def test_a_draft_that_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> N
     assert done.returncode == 2
     assert "draft" in done.stderr
     assert "does not exist" in done.stderr
+
+
+def test_models_say_what_compiled_steps_take_and_delete_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDLINE_CACHE", str(tmp_path))
+    library = tmp_path / "compiled" / "x" / "w1.so"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"0" * 3_000_000)
+    assert "compiled steps take 3 MB" in " ".join(decoder("models").stdout.split())
+    assert decoder("models", "--clear-cache").stdout == "3 MB of compiled steps deleted\n"
+    assert not library.exists()
+
+
+def test_a_run_says_in_one_line_how_to_compile(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDLINE_CACHE", str(tmp_path))
+    asked = ("run", "--target", str(folder), "--prompt", "fox", "--raw", "--max-new-tokens", "4", "--device", "cpu")
+    assert "compil" not in decoder(*asked).stderr  # it is switched off here, and whoever did that knows
+    monkeypatch.setenv("REDLINE_COMPILE", "1")
+    monkeypatch.setenv("CXX", sys.executable)  # stands for a compiler: nothing is compiled by asking
+    done = decoder(*asked, "--json")
+    Run.from_json(json.loads(done.stdout))
+    assert f"python -m decoder models --compile {folder}" in " ".join(done.stderr.split())
+    assert list(tmp_path.rglob("*.so")) == []
 
 
 def test_models_lists_name_kind_licence_and_presence() -> None:

@@ -12,6 +12,7 @@ from decoder.metrics import (
     derive,
     expected_speedup,
     expected_tokens,
+    floor_ms,
     pool,
     timing,
 )
@@ -173,3 +174,13 @@ def test_best_k_is_zero_when_nothing_pays() -> None:
     k, ms = best_k(0.8, 1.0, {1: 25, 2: 26, 4: 28, 8: 60}, 1.0, 24.0)
     assert k == 4
     assert ms < 24
+
+
+def test_the_floor_is_known_only_where_both_of_its_numbers_are() -> None:
+    """269 MB at 28 GB/s are 9.6 ms; a run from elsewhere may hold anything."""
+    known = {"target_bytes_per_token": "269030016", "read_bytes_per_second": "28000000000"}
+    assert floor_ms(run([], versions=known)) == pytest.approx(9.608, abs=1e-3)
+    assert floor_ms(run([])) is None
+    for wrong in ("", "fast", "0", "-1", "nan", "inf"):
+        for name in known:
+            assert floor_ms(run([], versions={**known, name: wrong})) is None

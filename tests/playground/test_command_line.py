@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from playground import auth
+from playground import auth, command_line
 from playground.command_line import is_loopback
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,3 +131,15 @@ def test_the_command_line_imports_nothing_heavy() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ended.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("flags", "expected"), [([], "1"), (["--no-compile"], "0")])
+def test_compiling_can_be_switched_off(flags: list[str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDLINE_COMPILE", "1")
+    monkeypatch.setattr(command_line, "check_address", lambda host, port: None)
+    seen: list[str] = []
+    monkeypatch.setattr(command_line, "run_server", lambda *_: seen.append(os.environ["REDLINE_COMPILE"]))
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(flags)
+    assert ended.value.code == 0
+    assert seen == [expected]
