@@ -22,7 +22,7 @@ from decoder.proposers.prediction import PredictionProposer
 from decoder.proposers.suffix import SuffixProposer
 from decoder.reading import reading
 from decoder.request import GenerationRequest
-from decoder.steps import CAPACITY, DRAFT_WIDTHS, TARGET_WIDTHS
+from decoder.steps import CAPACITY, DRAFT_WIDTHS, EXIT_WIDTHS, TARGET_WIDTHS
 from decoder.target import ModelRunner, RowRunner
 
 _runners: dict[tuple[int, str], tuple[LoadedModel, RowRunner]] = {}
@@ -47,7 +47,7 @@ def new_runner(loaded: LoadedModel, widths: Sequence[int] = TARGET_WIDTHS) -> Ro
         return CompiledRunner(
             weights,
             model_steps(loaded, widths),
-            lambda layers: model_steps(loaded, DRAFT_WIDTHS, layers),
+            lambda layers: model_steps(loaded, EXIT_WIDTHS, layers),
             context=loaded.context,
             device=loaded.device,
         )

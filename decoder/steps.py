@@ -21,6 +21,8 @@ TARGET_WIDTHS = (1, 5, 9)
 """Tokens per pass of the target: plain decoding, k up to 4, k up to 8. Widths between are padded up."""
 DRAFT_WIDTHS = (1, 2)
 """A draft takes one token per pass, and two after a full accept."""
+EXIT_WIDTHS = (1,)
+"""Early exit shares the target's cache, which is never behind."""
 
 
 def tapped(layers: int) -> tuple[int, ...]:

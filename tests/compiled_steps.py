@@ -17,10 +17,10 @@ import torch
 
 from decoder import loading, packages
 from decoder.compiled import StepSet, model_steps
+from decoder.steps import EXIT_WIDTHS
 
 CACHE = Path(__file__).resolve().parents[1] / ".pytest_cache" / "redline"
 WIDTHS = (1, 5)
-SHORT_WIDTHS = (1,)
 SHORT_LAYERS = 2
 needs_compiler = pytest.mark.skipif(packages.compiler() is None, reason="there is no C++ compiler here")
 
@@ -54,7 +54,7 @@ def tiny_steps(layers: int = 0) -> StepSet:
     torch.set_num_threads(1)  # as in every test: the number is written into the steps
     with compiling():
         loaded = loading.load(str(tiny_folder()), "float32", "cpu")
-        steps = model_steps(loaded, SHORT_WIDTHS if layers else WIDTHS, layers)
+        steps = model_steps(loaded, EXIT_WIDTHS if layers else WIDTHS, layers)
         steps.settle()
     assert steps.steps, steps.note()
     return steps

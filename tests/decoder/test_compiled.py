@@ -23,7 +23,6 @@ from decoder.steps import tapped
 from tests.compiled_steps import (
     CACHE,
     SHORT_LAYERS,
-    SHORT_WIDTHS,
     WIDTHS,
     compiling,
     needs_compiler,
@@ -145,7 +144,7 @@ def steps_on(monkeypatch: pytest.MonkeyPatch) -> str:
     tiny_steps()
     tiny_steps(SHORT_LAYERS)
     monkeypatch.setattr(assemble, "TARGET_WIDTHS", WIDTHS)
-    monkeypatch.setattr(assemble, "DRAFT_WIDTHS", SHORT_WIDTHS)
+    monkeypatch.setattr(assemble, "DRAFT_WIDTHS", WIDTHS)
     monkeypatch.setattr(assemble, "_runners", {})
     monkeypatch.setenv("REDLINE_CACHE", str(CACHE))
     monkeypatch.setenv("REDLINE_COMPILE", "1")
