@@ -149,11 +149,12 @@
     const v = run.versions || {};
     const ran = (role) => {
       const note = v[`${role}_path_note`];
-      if (note || v[`${role}_path`] !== "compiled") return `${v[`${role}_path`]}${note ? `: ${note}` : ""}`;
+      const path = v[`${role}_path`];
+      if (note || path !== "compiled") return `${/^(eager|compiled)/.test(path) ? `was ${path}` : `used ${path.replace(/^CUDA graph\b/, "CUDA graphs")}`}${note ? `: ${note}` : ""}`;
       const limits = [];
       if (run.k + 1 > Number(v[`${role}_compiled_width`]) && run.proposer !== "none" && role === "target") limits.push(`passes of at most ${v[`${role}_compiled_width`]} tokens`);
       if (run.num_prompt_tokens + store.totals.tokens > Number(v[`${role}_compiled_context`])) limits.push(`the first ${fmt.int(Number(v[`${role}_compiled_context`]))} tokens of text`);
-      return `compiled${limits.length ? ` for ${limits.join(" and ")}, eager beyond` : ""}`;
+      return `was compiled${limits.length ? ` for ${limits.join(" and ")}, eager beyond` : ""}`;
     };
     const words = [];
     const floor = run.floor_ms;
@@ -164,8 +165,8 @@
         ` the time it takes to read the weights once (${fmt.ms1(floor)}\u00a0ms). `,
       );
     }
-    if (v.target_path) words.push(h("span", { "data-path": "target", text: `This run was ${ran("target")}.` }));
-    if (v.draft_path) words.push(" ", h("span", { "data-path": "draft", text: `Its draft was ${ran("draft")}.` }));
+    if (v.target_path) words.push(h("span", { "data-path": "target", text: `This run ${ran("target")}.` }));
+    if (v.draft_path) words.push(" ", h("span", { "data-path": "draft", text: `Its draft ${ran("draft")}.` }));
     box.hidden = !words.length;
     box.replaceChildren(...words);
     const bytes = Number(v.target_bytes_per_token);
