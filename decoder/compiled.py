@@ -164,7 +164,8 @@ def model_steps(loaded: LoadedModel, widths: Sequence[int], layers: int = 0) -> 
         for width in widths
     ]
     if not all(recipe.built for recipe in recipes):
-        blocked = blocked or packages.why_no_build(size, len(recipes))
+        in_use = sum(len(held.steps) * recipe.size for held in sets() for recipe in list(held.recipes.values())[:1])
+        blocked = blocked or packages.why_no_build(size, len(recipes), in_use)
     command = f"python -m decoder models --compile {loaded.name}"
     if layers:
         command += f" --layers {layers}"

@@ -87,14 +87,18 @@ def switched_off() -> bool:
     return os.environ.get("REDLINE_COMPILE") == "0"
 
 
-def why_no_build(size: int, widths: int) -> str | None:
-    """Why steps with weights of ``size`` bytes are not built here for so many widths, or None when they can be."""
+def why_no_build(size: int, widths: int, loaded: int = 0) -> str | None:
+    """Why steps with weights of ``size`` bytes are not built here for so many widths, or None when they can be.
+
+    ``loaded``: bytes that the steps of other models take in this process already.
+    """
     if not compiler():
         return "there is no C++ compiler here (g++ or clang++)"
     copies = size * (widths + 1)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 33
-    if copies > memory / 4:
-        return f"a copy of its weights for each of {widths} widths would take {copies / 1e9:.1f} GB"
+    if copies + loaded > memory / 4:
+        beside = f" beside {loaded / 1e9:.1f} GB of other steps" if loaded else ""
+        return f"a copy of its weights for each of {widths} widths would take {copies / 1e9:.1f} GB{beside}"
     place = next(folder for folder in (compiled_dir(), *compiled_dir().parents) if folder.is_dir())
     free, needed = shutil.disk_usage(place).free, size * (_DISK_COPIES + widths)
     if free < needed:

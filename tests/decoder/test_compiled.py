@@ -261,6 +261,7 @@ def test_what_cannot_be_compiled_says_why(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(packages, "compiler", lambda: "g++")
     monkeypatch.setattr(packages.os, "sysconf", lambda name: 1000)
     assert "for each of 2 widths would take" in model_steps(loaded, (1, 5)).note()
+    assert "beside 5.0 GB" in (packages.why_no_build(10**9, 1, loaded=5 * 10**9) or "")
     monkeypatch.undo()
     monkeypatch.setenv("REDLINE_COMPILE", "1")
     monkeypatch.setenv("REDLINE_CACHE", str(tmp_path))
