@@ -14,6 +14,7 @@ from rich.table import Table
 
 from decoder import cache, catalog
 from decoder.bench.command import bench
+from decoder.compile_command import cache_line, compile_now
 from decoder.errors import RequestError
 from decoder.request import DRAFT_LENGTHS, PROPOSERS, TREES, GenerationRequest, SamplingParams
 from decoder.terminal import run_typer
@@ -247,7 +248,7 @@ def models(
         err.print(f"{prepare} is ready ({place.where})")
         return
     if compile_:
-        _compile(compile_, role, layers, dtype)
+        compile_now(compile_, role, layers, dtype, err)
         return
     if clear_cache:
         print(f"{cache.clear_compiled() / 1e6:,.0f} MB of compiled steps deleted")
@@ -290,43 +291,6 @@ def models(
     for name, verdict in verdicts.items():
         plain.print(f"{name}: {verdict}", markup=False)
     plain.print(f"{cache_line()} (models --clear-cache deletes them)")
-
-
-def _compile(name: str, role: str, layers: int, dtype: str) -> None:
-    from decoder import packages
-    from decoder.assemble import runner_of
-    from decoder.compiled import CompiledRunner
-    from decoder.loading import load
-
-    entry = catalog.find(name)
-    role = role or ("draft" if layers else entry.kind if entry else "target")
-    if role not in ("target", "draft"):
-        raise RequestError(f"--role is target or draft, not {role!r}")
-    loaded = load(name, dtype, "cpu")
-    runner = runner_of(loaded, role)
-    if not isinstance(runner, CompiledRunner):
-        from decoder.fused import why_not
-
-        raise RequestError(f"{name} is not compiled: {why_not(loaded.model)}")
-    try:
-        steps = (runner.short(layers) if layers else runner).steps
-    except ValueError as error:
-        raise RequestError(f"--layers {layers}: {error}") from None
-    if steps.blocked:
-        raise RequestError(f"{name} is not compiled: {steps.blocked}")
-    for width, recipe in steps.recipes.items():
-        if recipe.built:
-            err.print(f"{name}, {width} per pass: already compiled")
-            continue
-        with err.status(f"compiling {name} for {width} tokens per pass (a minute or two)"):
-            packages.build_apart(recipe)
-        err.print(f"{name}, {width} per pass: compiled")
-    err.print(cache_line())
-
-
-def cache_line() -> str:
-    """What compiled steps take on the disk."""
-    return f"compiled steps take {cache.compiled_size() / 1e6:,.0f} MB in {cache.compiled_dir()}"
 
 
 @app.command()
