@@ -150,6 +150,11 @@ def pairing(target: str, draft: str) -> Pairing:
         reason = vocabulary.why_not(loading.load_tokenizer(name, role=role))
         if reason:
             return Pairing(reasons, refused=f"{name}: {reason}")
+    rows = int(loading.load_config(draft, role="draft").get_text_config().vocab_size)
+    entries = max(loading.load_tokenizer(draft, role="draft").get_vocab().values()) + 1
+    if rows < entries:
+        # Not another vocabulary but a broken model: it cannot read its own tokenizer's text.
+        return Pairing(reasons, refused=f"the draft's head lacks {entries - rows:,} of its own {entries:,} entries")
     shared = shared_vocabulary(target, draft)
     return Pairing(reasons, shared.sentence, shared.refused)
 

@@ -140,6 +140,15 @@ def test_a_head_smaller_than_the_vocabulary_is_refused() -> None:
     ]
 
 
+def test_a_head_smaller_than_its_own_vocabulary_is_not_used_across_vocabularies(folder: Path, tmp_path: Path) -> None:
+    narrow = save_tiny(tmp_path / "narrow", seed=2)
+    config = json.loads((narrow / "config.json").read_text()) | {"vocab_size": 200}
+    (narrow / "config.json").write_text(json.dumps(config))
+    reasons = compat.check_pair(str(folder), str(narrow))
+    assert "head has 200 rows" in reasons[0]
+    assert "lacks" in reasons[-1]
+
+
 def refused(name: str, role: str = "target") -> str:
     with pytest.raises(ModelError) as error:
         loading.load(name, "float32", "cpu", role=role)
