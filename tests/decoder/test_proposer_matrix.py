@@ -104,7 +104,7 @@ def test_sampled_output_has_the_targets_distribution(case: str) -> None:
         found = run(case, "fox", k=2, max_new_tokens=3, ignore_eos=True, seed=seed, **sampling)
         outputs.append(found.output_ids)
         drafted += found.metrics["num_draft_tokens"]
-    if not case.startswith(("ngram", "prediction")):
+    if not case.startswith(("ngram", "suffix", "prediction")):
         assert drafted >= 220
     assert fits(outputs, _exact(model, list(found.prompt_ids), 3)) > LIMIT
 
