@@ -1,6 +1,6 @@
 """A tiny draft with a small vocabulary of its own: what drafting across vocabularies (TLI, re-encoding) is shown with.
 
-    python -m decoder.training.small_vocabulary --rows rows.npz --target DIR --out DIR [--steps 2400] ...
+    python -m decoder.training.small_vocabulary --rows rows.npz --target DIR --out DIR [--steps 1250] ...
     python -m decoder.training.small_vocabulary_export --run DIR --rows rows.npz --target DIR --out assets/drafts/NAME
 
 The rows are turned into text with the target's tokenizer; a byte-level BPE of ``--entries`` entries is trained on the
@@ -34,7 +34,7 @@ from decoder.training.schedule import learning_rate
 BLOCK = 512
 """Draft tokens per context of a training step; some steps join several, so that longer contexts are met too."""
 PLAN = Plan(
-    hidden=192, layers=2, intermediate=512, kv_heads=1, steps=2400, batch=8, lr=4e-3, embedding_lr=4e-3,
+    hidden=192, layers=2, intermediate=512, kv_heads=1, steps=1250, batch=8, lr=4e-3, embedding_lr=4e-3,
     weight_decay=0.02, packs=(1, 1, 1, 2, 4),
 )  # fmt: skip
 

@@ -66,7 +66,7 @@ to be talked to; a draft with the target's own vocabulary is accepted more often
 
 ![learning curve](curve.svg)
 
-## Held-out numbers
+## Held-out acceptance
 
 - on the test conversations: {test["bits_per_byte"]:.3f} bits per byte; {test["agreement"]:.1%} of its own tokens
   foretold
