@@ -10,7 +10,6 @@ from the last checkpoint in ``--out``, with the same batches. Makes the labels i
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,12 +20,12 @@ import torch
 import typer
 
 from decoder.errors import ModelError, RedlineError
-from decoder.training.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from decoder.training.evaluate import Acceptance, evaluate
 from decoder.training.labels import LabelCache, make_labels
+from decoder.training.loop import run_steps
 from decoder.training.loss import Vocabulary, distillation_loss
 from decoder.training.rows import Rows, load_rows
-from decoder.training.schedule import batch_rows, learning_rate
+from decoder.training.schedule import batch_rows
 from decoder.training.warm_start import draft_config, warm_start
 
 LOSS_CHUNK = 512
@@ -162,45 +161,24 @@ def train(
     Writes checkpoint/, best.safetensors (best mean acceptance length on ``eval_rows`` validation rows) and curve.jsonl.
     ``stop_after``: leave after this many steps of this call, as an interrupt would. Gives the last evaluation.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    optimizers = make_optimizers(model, plan)
-    state = load_checkpoint(out / "checkpoint", model, optimizers) or {"step": 0, "best": 0.0, "seconds": 0.0}
     vocabulary = Vocabulary(rows.counts(model.config.vocab_size), plan.core, plan.sample)
     train_rows, validation = rows.part("train"), rows.part("validation")[:eval_rows]
     measured: Acceptance | None = None
-    losses: list[float] = []
-    first, began = state["step"], time.monotonic() - state["seconds"]
-    last = plan.steps if stop_after is None else min(plan.steps, first + stop_after)
-    for step in range(first, last):
-        factor = learning_rate(plan, step)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["base_lr"] * factor
-        chosen = batch_rows(plan, step, train_rows)
-        losses.append(train_step(model, rows, labels, vocabulary, plan, step, chosen))
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        done = step + 1
-        if done % 20 == 0:
-            say(f"step {done}/{plan.steps}  loss {np.mean(losses[-20:]):.3f}  {time.monotonic() - began:.0f} s")
-        if done % eval_every == 0 or done == last:
-            model.eval()
-            measured = evaluate(model, rows, labels, validation)
-            model.train()
-            seconds = time.monotonic() - began
-            point = {"step": done, "tokens": done * plan.batch * (rows.length - rows.prefix), "seconds": round(seconds)}
-            point |= {"loss": round(float(np.mean(losses)), 4), "labelled_rows": int(labels.done[train_rows].sum())}
-            point |= measured.to_json()
-            with (out / "curve.jsonl").open("a") as file:
-                file.write(json.dumps(point) + "\n")
-            say(json.dumps(point))
-            losses.clear()
-            if measured.mean_acceptance_length > state["best"]:
-                state["best"] = measured.mean_acceptance_length
-                save_weights(out / "best.safetensors", model)
-            save_checkpoint(out / "checkpoint", model, optimizers, state | {"step": done, "seconds": seconds})
+
+    def step(number: int) -> tuple[float, int]:
+        loss = train_step(model, rows, labels, vocabulary, plan, number, batch_rows(plan, number, train_rows))
+        return loss, plan.batch * (rows.length - rows.prefix)
+
+    def measure() -> tuple[dict[str, Any], float]:
+        nonlocal measured
+        measured = evaluate(model, rows, labels, validation)
+        point = {"labelled_rows": int(labels.done[train_rows].sum())} | measured.to_json()
+        return point, measured.mean_acceptance_length
+
+    run_steps(
+        model, make_optimizers(model, plan), plan, out, step=step, evaluate=measure,
+        eval_every=eval_every, stop_after=stop_after, say=say,
+    )  # fmt: skip
     return measured
 
 

@@ -10,8 +10,6 @@ Interrupt it whenever you like: the same command goes on from the last checkpoin
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +21,12 @@ import torch
 from torch import Tensor
 
 from decoder.errors import ModelError
-from decoder.training.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from decoder.training.evaluate import SHORTEST_STRETCH, Acceptance, greedy_stretches, summarise
 from decoder.training.features import FeatureCache
 from decoder.training.head_models import HeadModel
+from decoder.training.loop import run_steps
 from decoder.training.rows import Rows
-from decoder.training.schedule import batch_rows, learning_rate
+from decoder.training.schedule import batch_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,39 +232,21 @@ def train(
     Writes checkpoint/, best.safetensors (best mean acceptance length on ``eval_rows`` validation rows) and curve.jsonl.
     ``stop_after``: leave after this many steps of this call, as an interrupt would. Gives the last evaluation.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    optimizers = make_optimizers(head, plan)
-    state = load_checkpoint(out / "checkpoint", head, optimizers) or {"step": 0, "best": 0.0, "seconds": 0.0}
     rows = material.rows
     train_rows, validation = rows.part("train"), rows.part("validation")[:eval_rows]
     measured: Acceptance | None = None
-    losses: list[float] = []
-    first, began = state["step"], time.monotonic() - state["seconds"]
-    last = plan.steps if stop_after is None else min(plan.steps, first + stop_after)
-    for step in range(first, last):
-        factor = learning_rate(plan, step)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["base_lr"] * factor
-        losses.append(train_step(head, material, plan, vocabulary, step, train_rows))
-        torch.nn.utils.clip_grad_norm_(head.parameters(), 0.5)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        done = step + 1
-        if done % 20 == 0:
-            say(f"step {done}/{plan.steps}  loss {np.mean(losses[-20:]):.3f}  {time.monotonic() - began:.0f} s")
-        if done % eval_every == 0 or done == last:
-            measured = evaluate_head(head, material, vocabulary, validation)
-            seconds = time.monotonic() - began
-            point = {"step": done, "tokens": done * plan.batch * (rows.length - rows.prefix), "seconds": round(seconds)}
-            point |= {"loss": round(float(np.mean(losses)), 4)} | measured.to_json()
-            with (out / "curve.jsonl").open("a") as file:
-                file.write(json.dumps(point) + "\n")
-            say(json.dumps(point))
-            losses.clear()
-            if measured.mean_acceptance_length > state["best"]:
-                state["best"] = measured.mean_acceptance_length
-                save_weights(out / "best.safetensors", head)
-            save_checkpoint(out / "checkpoint", head, optimizers, state | {"step": done, "seconds": seconds})
+
+    def step(number: int) -> tuple[float, int]:
+        loss = train_step(head, material, plan, vocabulary, number, train_rows)
+        return loss, plan.batch * (rows.length - rows.prefix)
+
+    def evaluate() -> tuple[dict[str, Any], float]:
+        nonlocal measured
+        measured = evaluate_head(head, material, vocabulary, validation)
+        return measured.to_json(), measured.mean_acceptance_length
+
+    run_steps(
+        head, make_optimizers(head, plan), plan, out, step=step, evaluate=evaluate,
+        clip=0.5, eval_every=eval_every, stop_after=stop_after, say=say,
+    )  # fmt: skip
     return measured

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,10 +25,9 @@ import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from decoder.errors import ModelError, RedlineError
-from decoder.training.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from decoder.training.draft_model import Plan, make_optimizers
+from decoder.training.loop import run_steps
 from decoder.training.rows import Rows, load_rows
-from decoder.training.schedule import learning_rate
 
 BLOCK = 512
 """Draft tokens per context of a training step; some steps join several, so that longer contexts are met too."""
@@ -142,44 +140,23 @@ def train(
     Writes best.safetensors (fewest bits per byte on validation rows) and curve.jsonl. ``stop_after``: leave after so
     many steps, as an interrupt would.
     """
-    optimizers = make_optimizers(model, plan)
-    start: dict[str, Any] = {"step": 0, "best": None, "seconds": 0.0, "tokens": 0}
-    state = load_checkpoint(out / "checkpoint", model, optimizers) or start
-    began, first = time.monotonic() - state["seconds"], state["step"]
-    last = plan.steps if stop_after is None else min(plan.steps, first + stop_after)
-    losses: list[float] = []
-    for step in range(first, last):
-        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["lr"] = group["base_lr"] * learning_rate(plan, step)
-        block = torch.from_numpy(batches.of(step))
+
+    def step(number: int) -> tuple[float, int]:
+        block = torch.from_numpy(batches.of(number))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = model(block[:, :-1], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), block[:, 1:].flatten())
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
-        state["tokens"] += block[:, 1:].numel()
-        done = step + 1
-        if done % 20 == 0:
-            say(f"step {done}/{plan.steps}  loss {np.mean(losses[-20:]):.3f}  {time.monotonic() - began:.0f} s")
-        if done % eval_every == 0 or done == last:
-            model.eval()
-            measured = evaluate(model, *validation)
-            model.train()
-            point = {"step": done, "tokens": state["tokens"], "seconds": round(time.monotonic() - began)}
-            point |= {"loss": round(float(np.mean(losses)), 4)} | measured
-            with (out / "curve.jsonl").open("a") as file:
-                file.write(json.dumps(point) + "\n")
-            say(json.dumps(point))
-            losses.clear()
-            if state["best"] is None or measured["bits_per_byte"] < state["best"]:
-                state["best"] = measured["bits_per_byte"]
-                save_weights(out / "best.safetensors", model)
-            seconds = time.monotonic() - began
-            save_checkpoint(out / "checkpoint", model, optimizers, state | {"step": done, "seconds": seconds})
+        return loss.item(), block[:, 1:].numel()
+
+    def measure() -> tuple[dict[str, Any], float]:
+        measured = evaluate(model, *validation)
+        return dict(measured), measured["bits_per_byte"]
+
+    run_steps(
+        model, make_optimizers(model, plan), plan, out, step=step, evaluate=measure,
+        larger=False, eval_every=eval_every, stop_after=stop_after, say=say,
+    )  # fmt: skip
 
 
 def new_model(plan: Plan, raw: Tokenizer, target: Any, head_dim: int = 64) -> Any:

@@ -11,10 +11,11 @@ import torch
 
 from decoder.errors import ModelError
 from decoder.training.checkpoint import load_checkpoint
-from decoder.training.draft_model import Plan, batch_labels, batch_rows, learning_rate, train, train_step
+from decoder.training.draft_model import Plan, batch_labels, train, train_step
 from decoder.training.labels import LabelCache
 from decoder.training.loss import Vocabulary, distillation_loss
 from decoder.training.rows import Rows
+from decoder.training.schedule import batch_rows, learning_rate
 from decoder.training.warm_start import draft_config, reduce_embeddings, warm_start
 from tests.training.conftest import PREFIX, VOCAB
 
