@@ -22,7 +22,7 @@ from decoder.proposers.prediction import PredictionProposer
 from decoder.proposers.suffix import SuffixProposer
 from decoder.reading import reading
 from decoder.request import GenerationRequest
-from decoder.steps import CAPACITY, DRAFT_WIDTHS, EXIT_WIDTHS, TARGET_WIDTHS
+from decoder.steps import DRAFT_WIDTHS, EXIT_WIDTHS, TARGET_WIDTHS
 from decoder.target import ModelRunner, RowRunner
 
 _runners: dict[tuple[int, str], tuple[LoadedModel, RowRunner]] = {}
@@ -57,7 +57,7 @@ def new_runner(loaded: LoadedModel, widths: Sequence[int] = TARGET_WIDTHS) -> Ro
 def _path_note(role: str, loaded: LoadedModel, runner: RowRunner) -> dict[str, str]:
     """For the record of a run: why a model does not run on the fastest path, or how far compiled steps reach."""
     if isinstance(runner, CompiledRunner) and not runner.path_note():
-        return {f"{role}_compiled_width": str(max(runner.steps.steps)), f"{role}_compiled_context": str(CAPACITY)}
+        return {f"{role}_compiled_width": str(max(runner.steps.steps)), f"{role}_compiled_context": str(runner.reach)}
     say = getattr(runner, "path_note", None)
     note = why_not(loaded.model) if isinstance(runner, ModelRunner) else say() if say else None
     return {f"{role}_path_note": note} if note else {}

@@ -21,7 +21,7 @@ from decoder.errors import ModelError
 from decoder.fused import FusedRunner, Weights
 from decoder.loading import LoadedModel, pick_dtype
 from decoder.packages import Recipe, Step
-from decoder.steps import CAPACITY, DRAFT_WIDTHS, tapped
+from decoder.steps import DRAFT_WIDTHS, FEWEST_SEEN, REACH, tapped
 from decoder.target import tree_mask
 
 EAGER, COMPILED = "eager, fused", "compiled"
@@ -197,9 +197,10 @@ class CompiledRunner(FusedRunner):
         super().__init__(weights, context=context, device=device, buffers=buffers, layers=layers)
         self.steps = steps
         self.taps = tapped(self.layers)
+        self.reach = min(context, REACH)
+        """Tokens up to which steps are used."""
         self._steps_of = steps_of
         self._short: CompiledRunner | None = None
-        self._slots = torch.arange(CAPACITY)
         self._views: tuple[Tensor, list[Tensor]] | None = None
 
     @property
@@ -214,11 +215,6 @@ class CompiledRunner(FusedRunner):
     def settle(self) -> None:
         """Compile now, before something is measured, what would be compiled behind the runs."""
         self.steps.settle()
-
-    def reset(self, batch: int) -> None:
-        super().reset(batch)
-        if batch == 1 and self.steps.steps:
-            self.buffers.shape_to(1, CAPACITY)
 
     def short(self, layers: int) -> CompiledRunner:
         # The last one is kept: its steps are built behind the runs, and it is asked for again by the next one.
@@ -239,15 +235,18 @@ class CompiledRunner(FusedRunner):
         batch, width = ids.shape
         padded = min((w for w in self.steps.steps if w >= width), default=0)
         start = max(self.lengths)
-        fits = batch == 1 and padded and start + padded <= CAPACITY and set(self.capture) <= set(self.taps)
-        views = self._keys_and_values() if fits else None
-        if views is None:
+        end = start + padded
+        # A row that is left of a batch goes on as it began: the path of a run never changes on its way.
+        alone = batch == 1 and not self.buffers.narrowed
+        fits = padded and FEWEST_SEEN <= end and start + width <= self.reach and set(self.capture) <= set(self.taps)
+        if not alone or not fits:
             return super()._pass(ids, counts, last, parents)
+        self.buffers.reserve(1, end)
         if padded > width:
             # What is written behind the real tokens is overwritten before anything sees it, as after a rollback.
             ids = torch.cat([ids, ids.new_zeros(1, padded - width)], 1)
-        slots = torch.arange(start, start + padded)
-        mask = self._slots <= slots[:, None]
+        slots = torch.arange(start, end)
+        mask = torch.arange(end) <= slots[:, None]
         positions = slots
         if parents is not None:
             depths, sees = tree_mask(start, width, parents, "cpu")
@@ -255,16 +254,16 @@ class CompiledRunner(FusedRunner):
             mask[:width, : start + width] = sees[0, 0]
             positions = torch.cat([depths[0], slots[width:]])
         mask = mask.repeat(self.weights.heads // self.weights.kv_heads, 1)
-        logits, *states = self.steps.steps[padded]([ids, positions, slots, mask, *views])
+        logits, *states = self.steps.steps[padded]([ids, positions, slots, mask, *self._keys_and_values()])
         by_layer = dict(zip(self.taps, states, strict=True))
         self.captured = torch.cat([by_layer[i][:, :width] for i in self.capture], -1) if self.capture else None
         return logits[:, counts[0] - 1 : counts[0]] if last else logits[:, :width]
 
-    def _keys_and_values(self) -> list[Tensor] | None:
-        """The buffers as a step takes them, [1, kv_heads, CAPACITY, d] for each layer; None in any other shape."""
+    def _keys_and_values(self) -> list[Tensor]:
+        """The buffers as a step takes them: [1, kv_heads, capacity, d] for each layer, keys and then values."""
         keys, values = self.buffers.keys, self.buffers.values
-        if keys is None or values is None or keys.shape[1] != 1 or keys.shape[3] != CAPACITY:
-            return None
+        assert keys is not None
+        assert values is not None
         if self._views is None or self._views[0] is not keys:
             self._views = (keys, [*keys[: self.layers].unbind(0), *values[: self.layers].unbind(0)])
         return self._views[1]

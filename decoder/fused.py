@@ -211,12 +211,6 @@ class Buffers:
             self.keys = self.values = None
         self.narrowed = False
 
-    def shape_to(self, batch: int, tokens: int) -> None:
-        """Exactly ``tokens`` slots per row (a compiled step takes no other shape); what was there is dropped."""
-        if self.keys is None or tuple(self.keys.shape[1:4:2]) != (batch, tokens):
-            self.keys = self.values = None
-            self.reserve(batch, tokens)
-
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last axis, computed in float32 as transformers does."""

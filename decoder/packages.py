@@ -1,7 +1,7 @@
 """Compiled steps as files: what identifies one, where it lies, how it is built and loaded.
 
-A ``Recipe`` names a maker (``module:function``) of a module and its example inputs; AOTInductor turns that into a
-shared library with the weights inside, prepacked. Building takes a minute or so per width, in a process of its own
+A ``Recipe`` names a maker (``module:function``) of a module, its example inputs and which of their sizes may change;
+AOTInductor turns that into a shared library with the weights inside, prepacked. Building takes a minute or so per width, in a process of its own
 (``python -m decoder.packages``); loading maps a file. Files are kept in the cache folder by weights, dtype, options,
 threads, source, torch version and processor, so that a stale one is never found, and appear whole or not at all.
 """
@@ -37,7 +37,6 @@ from decoder.errors import ModelError
 
 log = logging.getLogger(__name__)
 
-_OPTIONS = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}
 _KEPT_SECONDS = 60 * 24 * 3600
 _DISK_COPIES = 4
 """Copies of the weights on the disk while a step is built: object file, library, archive, the library again."""
@@ -45,7 +44,8 @@ _DISK_COPIES = 4
 
 @dataclass(frozen=True)
 class Recipe:
-    """One step to be compiled: ``maker(source, dtype, width=width, **options)`` gives (module, example inputs).
+    """One step to be compiled: ``maker(source, dtype, width=width, **options)`` gives (module, example inputs,
+    dynamic shapes).
 
     ``options`` must be JSON. ``fingerprint`` identifies the weights, ``size`` is what they take in bytes. The number of
     ``threads`` is written into the compiled loops.
@@ -106,6 +106,13 @@ def why_no_build(size: int, widths: int, loaded: int = 0) -> str | None:
     return None
 
 
+def _options() -> dict[str, Any]:
+    """How inductor compiles. Its own matrix kernels win where it can write them for AMX; elsewhere oneDNN's prepacked
+    ones are several times faster, but autotuning does not see it, since it times one weight that stays in the cache."""
+    tiles = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}
+    return {"freezing": True} | (tiles if torch.cpu._is_amx_tile_supported() else {})
+
+
 @lru_cache(maxsize=1)
 def _surroundings() -> tuple[str, ...]:
     """What besides the recipe decides whether a library fits: libraries, options, the exact processor."""
@@ -118,7 +125,7 @@ def _surroundings() -> tuple[str, ...]:
     except OSError:
         about.append(platform.processor())
     processor = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
-    return torch.__version__, version("transformers"), json.dumps(_OPTIONS), processor
+    return torch.__version__, version("transformers"), json.dumps(_options()), processor
 
 
 @lru_cache
@@ -225,10 +232,10 @@ def _compile(recipe: Recipe, package: Path) -> Path:
     module, _, function = recipe.maker.partition(":")
     maker = getattr(importlib.import_module(module), function)
     torch.set_num_threads(recipe.threads)
-    step, example = maker(recipe.source, recipe.dtype, width=recipe.width, **recipe.options)
+    step, example, dynamic = maker(recipe.source, recipe.dtype, width=recipe.width, **recipe.options)
     with torch.no_grad():
-        exported = torch.export.export(step, example)
-        torch._inductor.aoti_compile_and_package(exported, package_path=str(package), inductor_configs=dict(_OPTIONS))
+        exported = torch.export.export(step, example, dynamic_shapes=dynamic)
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(package), inductor_configs=_options())
     with zipfile.ZipFile(package) as archive:
         # The library alone is kept: it can be mapped where it lies, whereas a package is unpacked at every start.
         libraries = [name for name in archive.namelist() if name.endswith((".so", ".dylib"))]

@@ -1,4 +1,4 @@
-"""The decode step that is compiled: the fused forward of a fixed number of tokens over a cache of fixed capacity.
+"""The decode step that is compiled: the fused forward of a fixed number of tokens over a cache of any capacity.
 
 A maker (``target_step``) builds a module and example inputs from a recipe's options; ``decoder.packages`` exports and
 compiles it. Whatever changes here, or in ``decoder.fused``, makes other packages.
@@ -11,16 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 from decoder.errors import ModelError
 from decoder.fused import Weights, mix
 
-CAPACITY = 1024
-"""Tokens of context that a compiled step attends over; longer texts go on eagerly."""
+REACH = 32_768
+"""Positions that a compiled step knows at most (its rotary table); longer texts go on eagerly."""
 TARGET_WIDTHS = (1, 5, 9)
 """Tokens per pass of the target: plain decoding, k up to 4, k up to 8. Widths between are padded up."""
 DRAFT_WIDTHS = (1, 2)
 """A draft takes one token per pass, and two after a full accept."""
+FEWEST_SEEN = 2
+"""Slots that a pass looks at, at least: the exporter takes a size of one for a constant."""
+_SLOTS = 256
+"""Of the example only."""
 EXIT_WIDTHS = (1,)
 """Early exit shares the target's cache, which is never behind."""
 
@@ -34,16 +39,20 @@ def tapped(layers: int) -> tuple[int, ...]:
 
 
 class StepModule(nn.Module):
-    """The first ``layers`` layers of a model, its norm and its head, over ``capacity`` slots of keys and values."""
+    """The first ``layers`` layers of a model, its norm and its head, for positions below ``reach``.
+
+    How many slots there are, and how many of them a pass looks at, may differ from call to call: attention costs what
+    the text so far asks for, and a cache can grow.
+    """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, weights: Weights, capacity: int, layers: int) -> None:
+    def __init__(self, weights: Weights, reach: int, layers: int) -> None:
         super().__init__()
         self.weights = weights
         self.layers = layers
-        cos, sin = weights.rotary(weights.embedding[:1], torch.arange(capacity)[None])
+        cos, sin = weights.rotary(weights.embedding[:1], torch.arange(reach)[None])
         self.register_buffer("cos", cos[0].clone())
         self.register_buffer("sin", sin[0].clone())
 
@@ -52,15 +61,15 @@ class StepModule(nn.Module):
     ) -> list[Tensor]:
         """ids [1, T] at ``positions`` [T], written to ``slots`` [T] of keys and values ([1, kv_heads, S, d] per layer).
 
-        ``mask`` [T * group, S] is True where a token sees a slot. Returns logits [1, T, V] and the states [1, T, H]
-        that ``tapped`` names.
+        ``mask`` [T * group, N], N <= S, is True where a token sees one of the first N slots. Returns logits [1, T, V]
+        and the states [1, T, H] that ``tapped`` names.
         """
-        w = self.weights
+        w, seen = self.weights, mask.shape[-1]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys[layer].index_copy_(2, slots, k.transpose(1, 2))
             values[layer].index_copy_(2, slots, v.transpose(1, 2))
-            return mix(w, q, keys[layer], values[layer], mask[None, None])
+            return mix(w, q, keys[layer][:, :, :seen], values[layer][:, :, :seen], mask[None, None])
 
         taps = dict.fromkeys(tapped(self.layers)[:-1], w.embedding)
         cos, sin = self.cos[positions][None, :, None], self.sin[positions][None, :, None]
@@ -68,8 +77,11 @@ class StepModule(nn.Module):
         return [w.score(normed), *(taps[i] for i in sorted(taps)), normed]
 
 
-def target_step(source: str, dtype: str, *, width: int, layers: int = 0, revision: str = "") -> tuple[Any, Any]:
-    """(module, example inputs) of a causal model's step; ``layers`` > 0 is the early exit's short model."""
+def target_step(
+    source: str, dtype: str, *, width: int, layers: int = 0, revision: str = ""
+) -> tuple[Any, Any, dict[str, Any]]:
+    """(module, example inputs, dynamic shapes by name) of a causal model's step; ``layers`` > 0 is the early exit's
+    short model."""
     from decoder.loading import load
 
     if revision:
@@ -80,14 +92,17 @@ def target_step(source: str, dtype: str, *, width: int, layers: int = 0, revisio
     weights = Weights(loaded.model)
     used = layers or len(weights.stack)
     weights.blocks, weights.stack = weights.blocks[:used], weights.stack[:used]
-    shape = (1, weights.kv_heads, CAPACITY, weights.head_dim)
+    shape = (1, weights.kv_heads, _SLOTS, weights.head_dim)
     keys = [torch.zeros(shape, dtype=weights.embedding.dtype) for _ in range(used)]
     example = (
         torch.zeros(1, width, dtype=torch.long),
         torch.arange(width),
         torch.arange(width),
-        torch.ones(width * (weights.heads // weights.kv_heads), CAPACITY, dtype=torch.bool),
+        torch.ones(width * (weights.heads // weights.kv_heads), _SLOTS // 2, dtype=torch.bool),
         keys,
         [torch.zeros_like(k) for k in keys],
     )
-    return StepModule(weights, CAPACITY, used).eval(), example
+    seen, slots = Dim("seen", min=FEWEST_SEEN, max=2 * REACH), Dim("slots", min=FEWEST_SEEN, max=2 * REACH)
+    dynamic = {"mask": {1: seen}, "keys": [{2: slots}] * used, "values": [{2: slots}] * used}
+    step = StepModule(weights, min(loaded.context, REACH) + width, used).eval()
+    return step, example, {name: dynamic.get(name) for name in ("ids", "positions", "slots", "mask", "keys", "values")}

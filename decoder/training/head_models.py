@@ -218,14 +218,22 @@ class MtpHead(_Recurrent):
         self.mtp = _MtpParts(config)
 
     def warm_start(self, target: Any, vocabulary: Tensor) -> None:
-        """Begin as the target's last layer, on the sum of both inputs."""
-        last, hidden = target.model.layers[-1], self.mtp.norm.weight.shape[0]
+        """Begin as the target's last layer, norm and head on what stood before the final norm, and of the embedding with
+        little. The stream has size one here, not the target's: with it the layer's additions are scaled, so that nothing
+        changes but the size of what ``fc`` has to learn."""
+        last, final, hidden = target.model.layers[-1], target.model.norm, self.mtp.norm.weight.shape[0]
         with torch.no_grad():
-            self.mtp.fc.weight[:, :hidden] = torch.eye(hidden)
+            # The state comes multiplied with the final norm's weight and is normed once more: both are undone here.
+            before, behind = _stream_sizes(target, vocabulary)
+            weight = final.weight.float()
+            self.mtp.pre_fc_norm_hidden.weight.copy_(behind / torch.where(weight.abs() < 1e-3, 1.0, weight))
+            self.mtp.fc.weight[:, :hidden].mul_(0.1)
             self.mtp.fc.weight[:, hidden:] = torch.eye(hidden)
             layer: Any = self.mtp.layers[0]
             layer.load_state_dict({k: v.float() for k, v in last.state_dict().items()}, strict=True)
-            self.mtp.norm.weight.copy_(target.model.norm.weight)
+            for adds in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                adds.weight.mul_(1 / before)
+            self.mtp.norm.weight.copy_(final.weight)
 
     def _first(self, states: Tensor) -> Tensor:
         return states[:, :, -1]
@@ -278,6 +286,19 @@ class MedusaHead(HeadModel):
 
 
 HEADS: dict[str, type[Any]] = {"eagle3": Eagle3Head, "mtp": MtpHead, "medusa": MedusaHead}
+
+
+def _stream_sizes(target: Any, vocabulary: Tensor) -> tuple[float, float]:
+    """Root mean square of what the target's final norm reads and of what it gives: medians over frequent tokens."""
+    sizes: list[Tensor] = []
+    hook = target.model.norm.register_forward_hook(
+        lambda _, read, gives: sizes.extend(x.float().square().mean(-1).sqrt() for x in (read[0], gives))
+    )
+    try:
+        target(input_ids=vocabulary[:256][None].to(target.device), use_cache=False)
+    finally:
+        hook.remove()
+    return float(sizes[0].median()), float(sizes[1].median())
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -124,6 +124,7 @@ def test_a_tree_runs_compiled() -> None:
 @needs_compiler
 def test_texts_that_outgrow_a_step_go_on_eagerly() -> None:
     fast, slow = both()
+    fast.reach = 1024
     passes = count_steps(fast)
     for model in (fast, slow):
         model.reset(1)
@@ -131,11 +132,32 @@ def test_texts_that_outgrow_a_step_go_on_eagerly() -> None:
     for turn in range(8):
         assert torch.allclose(fast.forward(ids(1, turn)), slow.forward(ids(1, turn)), **CLOSE)
     assert passes == [1, 1, 1]
-    fast.reset(2)  # several rows: eager as well
+    fast.reset(2)  # several rows: eager as well, also when one of them is left
     fast.forward(torch.cat([ids(3, 1), ids(3, 2)]))
+    fast.select([1])
+    fast.forward(ids(1, 1))
+    assert passes == [1, 1, 1]
     fast.reset(1)
+    fast.forward(ids(3, 1))
+    passes.pop()
     fast.forward(ids(1, 1))
     assert passes == [1, 1, 1, 1]
+
+
+@needs_compiler
+def test_a_cache_that_grows_stays_compiled() -> None:
+    fast, slow = both()
+    passes, sizes = count_steps(fast), set()
+    for model in (fast, slow):
+        model.reset(1)
+        model.forward(ids(250, 1), last=True)
+    for turn in range(60):
+        wide = ids(5, turn)
+        assert torch.allclose(fast.forward(wide), slow.forward(wide), **CLOSE), turn
+        assert fast.buffers.keys is not None
+        sizes.add(fast.buffers.keys.shape[3])
+    assert passes == [5] * 60
+    assert len(sizes) > 1
 
 
 @pytest.fixture
@@ -161,7 +183,7 @@ def request(target: str, proposer: str = "none", **changes: Any) -> GenerationRe
 @needs_compiler
 @pytest.mark.parametrize("proposer", ["none", "ngram", "early-exit", "draft-model"])
 def test_results_do_not_depend_on_the_path(steps_on: str, proposer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Greedy, sampled, and a text that outgrows the compiled capacity on the way."""
+    """Greedy, sampled, and a long text."""
     outputs: list[Any] = []
     draft = steps_on if proposer == "draft-model" else None
     for on in ("1", "0"):
@@ -182,7 +204,7 @@ def test_results_do_not_depend_on_the_path(steps_on: str, proposer: str, monkeyp
 def test_a_run_records_its_path_and_how_far_it_reaches(steps_on: str, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = SpeculativeDecoder.load(request(steps_on)).run(request(steps_on)).versions
     assert versions["target_path"] == "compiled"
-    assert (versions["target_compiled_width"], versions["target_compiled_context"]) == ("5", "1024")
+    assert (versions["target_compiled_width"], versions["target_compiled_context"]) == ("5", "3072")
     assert "target_path_note" not in versions
     monkeypatch.setenv("REDLINE_COMPILE", "0")
     monkeypatch.setattr(assemble, "_runners", {})
