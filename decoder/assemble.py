@@ -13,6 +13,7 @@ from decoder.errors import IncompatibleError, ModelError
 from decoder.fused import FusedRunner, Weights, why_not
 from decoder.graphs import graph_runner
 from decoder.heads.layout import HEADS
+from decoder.linear import pack_all
 from decoder.loading import LoadedModel, Progress, silent
 from decoder.proposers import Proposer
 from decoder.proposers.draft_model import DraftModelProposer, EarlyExitProposer
@@ -39,6 +40,7 @@ def new_runner(loaded: LoadedModel, widths: Sequence[int] = TARGET_WIDTHS) -> Ro
         return ModelRunner(loaded.model, context=loaded.context, device=loaded.device)
     if id(loaded) not in _weights:
         _weights[id(loaded)] = (loaded, Weights(loaded.model))
+        pack_all(_weights[id(loaded)][1])
     weights = _weights[id(loaded)][1]
     recorded = graph_runner(weights, context=loaded.context, device=loaded.device)
     if recorded is not None:

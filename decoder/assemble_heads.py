@@ -13,6 +13,7 @@ from decoder.heads.load import borrow, load_head
 from decoder.heads.models import MedusaHeads, RecurrentHead
 from decoder.heads.native import load_native
 from decoder.heads.runner import HeadRunner
+from decoder.linear import pack_all
 from decoder.loading import LoadedModel, Progress
 from decoder.proposers.base import Proposer
 from decoder.proposers.heads import HeadProposer, MedusaProposer
@@ -70,7 +71,9 @@ def _named(
         else:
             part = files.inside("mtp.", "model.mtp_layers.") if own else files
             facts = TargetFacts.of_config(loaded.name, loaded.model.config)
-            _kept[key] = loaded, load_head(part, layout, facts, borrowed)
+            head = load_head(part, layout, facts, borrowed)
+            pack_all(head)
+            _kept[key] = loaded, head
     head = _kept[key][1]
     versions = {
         "draft_family": layout.proposer,

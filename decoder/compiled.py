@@ -238,7 +238,7 @@ class CompiledRunner(FusedRunner):
         end = start + padded
         # A row that is left of a batch goes on as it began: the path of a run never changes on its way.
         alone = batch == 1 and not self.buffers.narrowed
-        fits = padded and FEWEST_SEEN <= end and start + width <= self.reach and set(self.capture) <= set(self.taps)
+        fits = padded and end >= FEWEST_SEEN and start + width <= self.reach and set(self.capture) <= set(self.taps)
         if not alone or not fits:
             return super()._pass(ids, counts, last, parents)
         self.buffers.reserve(1, end)

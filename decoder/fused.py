@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decoder.kv_cache import BUCKET, move_rows
+from decoder.linear import Linear
 from decoder.target import RowRunner, chain_mask, check_exit, tree_mask
 from decoder.transfer import upload
 
@@ -30,7 +31,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Block(nn.Module):
-    """Weights of one layer. ``qkv`` [(heads + 2 kv_heads) * head_dim, H], ``gate_up`` [2 I, H]."""
+    """Weights of one layer. ``qkv``: H -> (heads + 2 kv_heads) * head_dim, ``gate_up``: H -> 2 I."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -39,15 +40,14 @@ class Block(nn.Module):
         biased = projections[0].bias is not None
         q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self.attention_norm = layer.input_layernorm.weight
-        self.qkv = _join([p.weight for p in projections])
-        self.qkv_bias = _fixed(torch.cat([p.bias for p in projections])) if biased else None
+        bias = _fixed(torch.cat([p.bias for p in projections])) if biased else None
+        self.qkv = Linear(_join([p.weight for p in projections]), bias)
         self.q_norm = None if q_norm is None else q_norm.weight
         self.k_norm = None if k_norm is None else k_norm.weight
-        self.out = attention.o_proj.weight
-        self.out_bias = attention.o_proj.bias
+        self.out = Linear(attention.o_proj.weight, attention.o_proj.bias)
         self.mlp_norm = layer.post_attention_layernorm.weight
-        self.gate_up = _join([mlp.gate_proj.weight, mlp.up_proj.weight])
-        self.down = mlp.down_proj.weight
+        self.gate_up = Linear(_join([mlp.gate_proj.weight, mlp.up_proj.weight]))
+        self.down = Linear(mlp.down_proj.weight)
 
 
 def why_not(model: Any) -> str | None:
@@ -80,8 +80,7 @@ class Weights(nn.Module):
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.embedding = inner.embed_tokens.weight
         self.norm = inner.norm.weight
-        self.head = model.lm_head.weight
-        self.head_bias = model.lm_head.bias
+        self.head = Linear(model.lm_head.weight, model.lm_head.bias)
         self.rotary = inner.rotary_emb
         self.activation = _ACTIVATIONS[config.hidden_act]
         # Gemma's norms multiply by one more than their weight, and its embeddings are scaled, in the weights' dtype.
@@ -109,16 +108,16 @@ class Weights(nn.Module):
             if taps is not None and layer in taps:
                 taps[layer] = hidden
             x = self.rms_norm(hidden, b.attention_norm, self.eps)
-            q, k, v = F.linear(x, b.qkv, b.qkv_bias).split(sizes, -1)
+            q, k, v = b.qkv(x).split(sizes, -1)
             q = q.view(batch, width, self.heads, self.head_dim)
             k = k.view(batch, width, self.kv_heads, self.head_dim)
             v = v.view(batch, width, self.kv_heads, self.head_dim)
             if b.q_norm is not None and b.k_norm is not None:
                 q, k = self.rms_norm(q, b.q_norm, self.eps), self.rms_norm(k, b.k_norm, self.eps)
             mixed = attend(layer, rotate(q, cos, sin), rotate(k, cos, sin), v)
-            hidden = hidden + F.linear(mixed, b.out, b.out_bias)
-            gate, up = F.linear(self.rms_norm(hidden, b.mlp_norm, self.eps), b.gate_up).chunk(2, -1)
-            hidden = hidden + F.linear(self.activation(gate) * up, b.down)
+            hidden = hidden + b.out(mixed)
+            gate, up = b.gate_up(self.rms_norm(hidden, b.mlp_norm, self.eps)).chunk(2, -1)
+            hidden = hidden + b.down(self.activation(gate) * up)
         return hidden
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -127,7 +126,8 @@ class Weights(nn.Module):
 
     def score(self, normed: Tensor) -> Tensor:
         """The head on normed states: [..., H] -> [..., V]."""
-        return F.linear(normed, self.head, self.head_bias)
+        scores: Tensor = self.head(normed)
+        return scores
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., H] -> [..., V]."""

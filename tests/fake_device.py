@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from decoder.linear import Linear
+
 DEVICE = "meta"
 _READS = {"item", "_local_scalar_dense", "is_nonzero", "equal", "allclose"}
 _COUNTS = {"nonzero", "nonzero_numpy", "masked_select", "unique_consecutive", "_unique2", "bincount", "argwhere"}
@@ -133,8 +135,10 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
 
 @torch.inference_mode()
 def on_device(module: nn.Module) -> nn.Module:
-    """``module`` with its parameters and buffers moved there, in place."""
+    """``module`` with its parameters, buffers and borrowed weights moved there, in place."""
     for part in module.modules():
+        if isinstance(part, Linear) and "weight" not in part._parameters and not isinstance(part.weight, DeviceTensor):
+            part.weight = DeviceTensor(part.weight.clone())
         for table in (part._parameters, part._buffers):
             for name, value in table.items():
                 if value is not None and not isinstance(value, DeviceTensor):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from decoder.fused import mix, rotate
 from decoder.heads.sizes import Sizes
 from decoder.kv_cache import KVCache
+from decoder.linear import Linear
 
 
 def frozen(tensor: Tensor) -> nn.Parameter:
@@ -43,14 +44,14 @@ class HeadLayer(nn.Module):
             return frozen(torch.cat([tensors[name] for name in names]))
 
         qkv = [f"self_attn.{part}_proj" for part in ("q", "k", "v")]
-        self.qkv = joined([name + ".weight" for name in qkv])
-        self.qkv_bias = joined([name + ".bias" for name in qkv]) if qkv[0] + ".bias" in tensors else None
+        bias = joined([name + ".bias" for name in qkv]) if qkv[0] + ".bias" in tensors else None
+        self.qkv = Linear(joined([name + ".weight" for name in qkv]), bias)
         self.q_norm, self.k_norm = some("self_attn.q_norm.weight"), some("self_attn.k_norm.weight")
-        self.out, self.out_bias = frozen(tensors["self_attn.o_proj.weight"]), some("self_attn.o_proj.bias")
+        self.out = Linear(frozen(tensors["self_attn.o_proj.weight"]), some("self_attn.o_proj.bias"))
         self.attention_norm = some("input_layernorm.weight")
         self.mlp_norm = frozen(tensors["post_attention_layernorm.weight"])
-        self.gate_up = joined(["mlp.gate_proj.weight", "mlp.up_proj.weight"])
-        self.down = frozen(tensors["mlp.down_proj.weight"])
+        self.gate_up = Linear(joined(["mlp.gate_proj.weight", "mlp.up_proj.weight"]))
+        self.down = Linear(frozen(tensors["mlp.down_proj.weight"]))
 
     def read(self, hidden: Tensor) -> Tensor:
         """Hidden states as this layer's attention reads them: normed, where it has such a norm."""
@@ -64,7 +65,7 @@ class HeadLayer(nn.Module):
         ``mask`` [B or 1, 1, T, S] is True where a token sees a slot; None: plain causality.
         """
         batch, width = read.shape[:2]
-        q, k, v = F.linear(read, self.qkv, self.qkv_bias).split(self.splits, -1)
+        q, k, v = self.qkv(read).split(self.splits, -1)
         q = q.view(batch, width, self.heads, self.head_dim)
         k = k.view(batch, width, self.kv_heads, self.head_dim)
         v = v.view(batch, width, self.kv_heads, self.head_dim)
@@ -72,9 +73,10 @@ class HeadLayer(nn.Module):
             q, k = norm(q, self.q_norm, self.eps), norm(k, self.k_norm, self.eps)
         q, k = rotate(q, *rope), rotate(k, *rope)
         keys, values = cache.rows[self.index].update(k.transpose(1, 2), v.transpose(1, 2))
-        hidden = residual + F.linear(self._mix(q, keys, values, mask), self.out, self.out_bias)
-        gate, up = F.linear(norm(hidden, self.mlp_norm, self.eps), self.gate_up).chunk(2, -1)
-        return hidden + F.linear(F.silu(gate) * up, self.down)
+        hidden = residual + self.out(self._mix(q, keys, values, mask))
+        gate, up = self.gate_up(norm(hidden, self.mlp_norm, self.eps)).chunk(2, -1)
+        result: Tensor = hidden + self.down(F.silu(gate) * up)
+        return result
 
     def _mix(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         batch, width = q.shape[:2]

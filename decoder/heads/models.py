@@ -19,6 +19,7 @@ from decoder.heads.expect import Eagle3Settings, MedusaShape
 from decoder.heads.layer import HeadLayer, Rope, frozen, norm
 from decoder.heads.sizes import Sizes
 from decoder.kv_cache import KVCache
+from decoder.linear import Linear
 
 Tensors = Mapping[str, Tensor]
 
@@ -31,6 +32,12 @@ class Borrowed:
     head: Tensor
     bias: Tensor | None
     layers: int
+
+    def scorer(self, ids: Tensor | None = None) -> Linear:
+        """The target's output head, [..., H] -> [..., V], or its rows ``ids`` only."""
+        if ids is None:
+            return Linear(self.head, self.bias)
+        return Linear(self.head[ids], None if self.bias is None else self.bias[ids])
 
 
 class RecurrentHead(nn.Module):
@@ -58,9 +65,6 @@ class RecurrentHead(nn.Module):
     def score(self, out: Tensor) -> Tensor:
         """What is fed back [..., hidden] -> logits [..., D]."""
 
-    def _target_head(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.borrowed.head, self.borrowed.bias)
-
 
 def _layer(tensors: Tensors, sizes: Sizes, prefix: str, index: int) -> HeadLayer:
     at = f"{prefix}{index}."
@@ -77,17 +81,17 @@ class EagleHead(RecurrentHead):
         self.eps = sizes.eps
         self.capture = (borrowed.layers,)
         self.embedding = tensors.get("embed_tokens.weight", borrowed.embedding)
-        self.own_head = tensors.get("lm_head.weight")
-        self.fc = frozen(tensors["fc.weight"])
-        self.fc_bias = frozen(tensors["fc.bias"]) if "fc.bias" in tensors else None
+        own = tensors.get("lm_head.weight")
+        self.head = borrowed.scorer() if own is None else Linear(own)
+        self.fc = Linear(frozen(tensors["fc.weight"]), frozen(tensors["fc.bias"]) if "fc.bias" in tensors else None)
         self.first = _layer(tensors, sizes, "layers.", 0)
         self.rest = nn.ModuleList(_layer(tensors, sizes, "layers.", i) for i in range(1, sizes.layers))
-        self.rope = Rope(sizes, self.fc)
+        self.rope = Rope(sizes, self.fc.weight)
 
     def run(
         self, ids: Tensor, states: Tensor, positions: Tensor, end: int, mask: Tensor | None, cache: KVCache
     ) -> Tensor:
-        x = F.linear(torch.cat([F.embedding(ids, self.embedding), states], -1), self.fc, self.fc_bias)
+        x = self.fc(torch.cat([F.embedding(ids, self.embedding), states], -1))
         rope = self.rope.at(positions, end)
         x = self.first(x, x, rope, mask, cache)
         for layer in self.rest:
@@ -95,7 +99,8 @@ class EagleHead(RecurrentHead):
         return x
 
     def score(self, out: Tensor) -> Tensor:
-        return self._target_head(out) if self.own_head is None else F.linear(out, self.own_head)
+        logits: Tensor = self.head(out)
+        return logits
 
 
 class Eagle3Head(RecurrentHead):
@@ -107,16 +112,17 @@ class Eagle3Head(RecurrentHead):
         self.borrowed, self.hidden, self.depth, self.context = borrowed, sizes.hidden, sizes.layers, sizes.context
         self.eps, self.settings, self.capture = sizes.eps, settings, settings.aux
         self.embedding = tensors.get("embed_tokens.weight", borrowed.embedding)
-        self.fc, self.norm, self.head = (frozen(tensors[f"{name}.weight"]) for name in ("fc", "norm", "lm_head"))
+        self.fc, self.head = (Linear(frozen(tensors[f"{name}.weight"])) for name in ("fc", "lm_head"))
+        self.norm = frozen(tensors["norm.weight"])
         self.input_norm = frozen(tensors["input_norm.weight"]) if settings.norm_before_fc else None
         norms = [tensors[f"fc_norm.{i}.weight"] for i in range(len(settings.aux))] if settings.fc_norm else []
         self.fc_norms = nn.ParameterList([frozen(norm) for norm in norms])
         self.state_norm = frozen(tensors["layers.0.hidden_norm.weight"])
         self.first = _layer(tensors, sizes, "layers.", 0)
         self.rest = nn.ModuleList(_layer(tensors, sizes, "layers.", i) for i in range(1, sizes.layers))
-        self.rope = Rope(sizes, self.fc)
+        self.rope = Rope(sizes, self.fc.weight)
         if "d2t" in tensors:
-            self.ids = tensors["d2t"] + torch.arange(settings.draft_vocab, device=self.fc.device)
+            self.ids = tensors["d2t"] + torch.arange(settings.draft_vocab, device=self.norm.device)
 
     def enter(self, states: Tensor) -> Tensor:
         if self.input_norm is not None:
@@ -124,7 +130,8 @@ class Eagle3Head(RecurrentHead):
         if len(self.fc_norms):
             parts = states.chunk(len(self.fc_norms), -1)
             states = torch.cat([norm(p, n, self.eps) for p, n in zip(parts, self.fc_norms, strict=True)], -1)
-        return F.linear(states, self.fc)
+        entered: Tensor = self.fc(states)
+        return entered
 
     def run(
         self, ids: Tensor, states: Tensor, positions: Tensor, end: int, mask: Tensor | None, cache: KVCache
@@ -140,7 +147,7 @@ class Eagle3Head(RecurrentHead):
 
     def score(self, out: Tensor) -> Tensor:
         normed = out if self.settings.norm_output else norm(out, self.norm, self.eps)
-        logits = F.linear(normed, self.head)
+        logits: Tensor = self.head(normed)
         return logits if self.settings.logit_scale == 1.0 else logits * self.settings.logit_scale
 
 
@@ -161,9 +168,10 @@ class MtpHead(RecurrentHead):
             if style == "mimo"
             else ["mtp." + n for n in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")]
         )
-        self.fc, self.embedding_norm, self.state_norm, self.norm = (frozen(tensors[n + ".weight"]) for n in names)
+        fc, self.embedding_norm, self.state_norm, self.norm = (frozen(tensors[n + ".weight"]) for n in names)
+        self.fc, self.head = Linear(fc), borrowed.scorer()
         self.layer = _layer(tensors, sizes, "mtp_layers." if style == "mimo" else "mtp.layers.", 0)
-        self.rope = Rope(sizes, self.fc)
+        self.rope = Rope(sizes, self.fc.weight)
 
     def run(
         self, ids: Tensor, states: Tensor, positions: Tensor, end: int, mask: Tensor | None, cache: KVCache
@@ -172,12 +180,13 @@ class MtpHead(RecurrentHead):
         if self.blank_first:
             embedded = embedded * (positions != 0)[..., None]
         parts = [norm(embedded, self.embedding_norm, self.eps), norm(states, self.state_norm, self.eps)]
-        x = F.linear(torch.cat(parts[::-1] if self.state_first else parts, -1), self.fc)
+        x = self.fc(torch.cat(parts[::-1] if self.state_first else parts, -1))
         x = self.layer(self.layer.read(x), x, self.rope.at(positions, end), mask, cache)
         return norm(x, self.norm, self.eps)
 
     def score(self, out: Tensor) -> Tensor:
-        return self._target_head(out)
+        logits: Tensor = self.head(out)
+        return logits
 
 
 class MedusaHeads(nn.Module):
@@ -202,7 +211,9 @@ class MedusaHeads(nn.Module):
         own = [tensors[f"lm_heads.{i}.weight"] for i in range(self.count) if f"lm_heads.{i}.weight" in tensors]
         if self.ids is not None:
             own = [w if len(w) == len(self.ids) else w[self.ids] for w in own]
-        self.outputs = nn.ParameterList(frozen(weight) for weight in own)
+        outputs = [Linear(frozen(weight)) for weight in own] or [borrowed.scorer(self.ids)]
+        self.outputs = nn.ModuleList(outputs)
+        """One for each head, or one for all."""
 
     def score(self, states: Tensor, heads: int) -> Tensor:
         """States [B, H] -> logits [B, heads, D] of the first ``heads`` heads."""
@@ -211,8 +222,6 @@ class MedusaHeads(nn.Module):
             y = x @ self.weights[j][:heads].transpose(1, 2)
             x = x + F.silu(y + self.biases[j][:heads, None] if len(self.biases) else y)
         if len(self.outputs) > 1:
-            return torch.stack([F.linear(x[i], self.outputs[i]) for i in range(heads)], 1)
-        if len(self.outputs):
-            return F.linear(x, self.outputs[0]).transpose(0, 1)
-        head = self.borrowed.head if self.ids is None else self.borrowed.head[self.ids]
-        return F.linear(x, head, self.borrowed.bias).transpose(0, 1)
+            return torch.stack([self.outputs[i](x[i]) for i in range(heads)], 1)
+        logits: Tensor = self.outputs[0](x).transpose(0, 1)
+        return logits

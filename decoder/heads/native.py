@@ -26,7 +26,7 @@ class NativeHead(RecurrentHead):
         super().__init__()
         self.borrowed, self.hidden, self.depth, self.context = borrowed, hidden, 1, context
         self.capture = (borrowed.layers,)
-        self.layer, self.rotary = layer, rotary
+        self.layer, self.rotary, self.head = layer, rotary, borrowed.scorer()
 
     def run(
         self, ids: Tensor, states: Tensor, positions: Tensor, end: int, mask: Tensor | None, cache: KVCache
@@ -43,7 +43,8 @@ class NativeHead(RecurrentHead):
         return result
 
     def score(self, out: Tensor) -> Tensor:
-        return self._target_head(out)
+        logits: Tensor = self.head(out)
+        return logits
 
 
 def load_native(name: str, model: Any, layout: Layout, borrowed: Borrowed) -> NativeHead:

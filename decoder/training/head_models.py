@@ -218,9 +218,9 @@ class MtpHead(_Recurrent):
         self.mtp = _MtpParts(config)
 
     def warm_start(self, target: Any, vocabulary: Tensor) -> None:
-        """Begin as the target's last layer, norm and head on what stood before the final norm, and of the embedding with
-        little. The stream has size one here, not the target's: with it the layer's additions are scaled, so that nothing
-        changes but the size of what ``fc`` has to learn."""
+        """Begin as the target's last layer, norm and head on what stood before the final norm, and of the embedding
+        with little. The stream has size one here, not the target's: with it the layer's additions are scaled, so that
+        nothing changes but the size of what ``fc`` has to learn."""
         last, final, hidden = target.model.layers[-1], target.model.norm, self.mtp.norm.weight.shape[0]
         with torch.no_grad():
             # The state comes multiplied with the final norm's weight and is normed once more: both are undone here.

@@ -28,7 +28,7 @@ def head_on_device(name: str) -> Proposer:
     head: Any = copy.deepcopy(heads.load_tiny(name))
     with torch.inference_mode():
         on_device(head)
-        for attribute in ("ids", "embedding", "own_head"):
+        for attribute in ("ids", "embedding"):
             if isinstance(getattr(head, attribute, None), Tensor):
                 setattr(head, attribute, moved(getattr(head, attribute)))
         b = head.borrowed
