@@ -1,10 +1,10 @@
 """Compiled steps as files: what identifies one, where it lies, how it is built and loaded.
 
 A ``Recipe`` names a maker (``module:function``) of a module, its example inputs and which of their sizes may change;
-AOTInductor turns that into a shared library with the weights inside, prepacked. Building takes a minute or so per width,
-in a process of its own (``python -m decoder.packages``); loading maps a file. Files are kept in the cache folder by
-weights, dtype, options, threads, source, torch version and processor, so that a stale one is never found, and appear
-whole or not at all.
+AOTInductor turns that into a shared library with the weights inside, prepacked. Building takes a minute or so per
+width, in a process of its own (``python -m decoder.packages``); loading maps a file. Files are kept in the cache folder
+by weights, dtype, options, threads, source, torch version and processor, so that a stale one is never found, and
+appear whole or not at all.
 """
 
 from __future__ import annotations
