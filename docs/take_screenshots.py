@@ -72,6 +72,9 @@ def requests() -> list[tuple[str, GenerationRequest]]:
             prediction=edit.settings["prediction"], k=8,
         )),
         ("Early exit", first.replace(prompt=chat, proposer="early-exit", draft=None, max_new_tokens=48)),
+        ("Fibonacci, EAGLE-3", first.replace(proposer="eagle3", draft="smollm2-eagle3", k=2)),
+        ("Fibonacci, MTP", first.replace(proposer="mtp", draft="smollm2-mtp", k=2)),
+        ("Fibonacci, Medusa", first.replace(proposer="medusa", draft="smollm2-medusa", k=2)),
     ]  # fmt: skip
 
 
@@ -108,8 +111,9 @@ def shoot(ids: list[str], db: Path) -> None:
             raise SystemExit("the server did not answer")
         pages = {
             "playground": f"/?run={ids[0]}&step=1&token=3",
-            "compare": f"/?compare={ids[1]},{ids[0]},{ids[2]}",
+            "compare": f"/?compare={','.join([ids[1], ids[2], *ids[12::2]])}",
             "history": "/?tab=history",
+            "picker": "/",
         }
         chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
         with sync_playwright() as playwright:
@@ -123,8 +127,13 @@ def shoot(ids: list[str], db: Path) -> None:
                     for name, address in pages.items():
                         page.goto(url + address)
                         page.wait_for_timeout(5000)
+                        if name == "picker":
+                            page.click("#rl-proposer .rl-pick-button")
+                            page.wait_for_timeout(1500)
                         suffix = "" if width == 1280 else f"-{width}"
-                        page.screenshot(path=OUT / f"{name}-{theme}{suffix}.png", full_page=name != "history")
+                        page.screenshot(
+                            path=OUT / f"{name}-{theme}{suffix}.png", full_page=name not in ("history", "picker")
+                        )
                     context.close()
             browser.close()
     finally:
