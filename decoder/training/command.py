@@ -150,7 +150,7 @@ StopAfter = Annotated[int | None, typer.Option(help="Leave after this many steps
 
 @app.command("eagle3")
 def eagle3(
-    rows: Rows_, out: Out, target: Target_ = "smollm2-135m", steps: Steps = 1700, batch: Batch = 8,
+    rows: Rows_, out: Out, target: Target_ = "smollm2-135m", steps: Steps = 2600, batch: Batch = 8,
     unroll: Annotated[int, typer.Option(min=1, help="Draft positions unrolled in training.")] = 3,
     vocabulary: Vocabulary_ = 8192, lr: float = 2e-3, head_lr: float = 1e-3, seed: int = 0,
     features: Features = None, eval_every: EvalEvery = 200, eval_rows: EvalRows = 48, stop_after: StopAfter = None,
