@@ -21,7 +21,7 @@ OPTION = ".rl-pick-option"
 
 def opened(page: Page, name: str) -> None:
     """Open a picker whose offers have been looked up."""
-    expect(page.locator("#rl-proposer [data-value=mtp]")).to_contain_text("checkpoint", timeout=60_000)
+    expect(page.locator("#rl-proposer [data-value=eagle]")).to_contain_text("No EAGLE-1/2 head", timeout=60_000)
     page.click(f"#rl-{name} .rl-pick-button")
     expect(page.locator(f"#rl-{name} .rl-pick-panel")).to_be_visible()
 
