@@ -209,7 +209,7 @@ def _vocabulary_line(kind: str, plan: HeadPlan, covered: float) -> str:
 def _start_line(kind: str) -> str:
     lines: Mapping[str, str] = {
         "eagle3": "the target's last layer, norm and head rows, on the deepest state; embeddings as its first layer.",
-        "mtp": "the target's last layer and norm, on the sum of embedding and state.",
+        "mtp": "the target's last layer, norm and head on the stream before its final norm; little of the embedding.",
         "medusa": "the target's own head rows; the residual blocks begin at zero.",
     }
     return lines[kind]
