@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,10 @@ def _offer(models: ModelThread, target: Any, proposer: Any, draft: Any, said: An
     name, who, held = _name(target), _name(proposer), _name(draft)
     if not name:
         return [gr.skip()] * 7
-    pairs.warm_up(models.call)
+    try:
+        pairs.warm_up(models.call)
+    except CancelledError:  # the page is being closed
+        return [gr.skip()] * 7
     standings = pairs.standings(name, read=True)
     choice = settle(name, who, held, standings=standings)
     now = [name, choice.proposer, choice.draft]
