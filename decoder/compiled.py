@@ -29,9 +29,12 @@ EAGER, COMPILED = "eager, fused", "compiled"
 
 class StepSet:
     """The steps of one module, by width: all of them, or none yet. ``blocked`` says why none will ever be built,
-    ``command`` is what a person types to build them."""
+    ``command`` is what a person types to build them, ``reach`` how many tokens of text they know."""
 
-    def __init__(self, recipes: Sequence[Recipe], blocked: str | None = None, command: str = "") -> None:
+    def __init__(
+        self, recipes: Sequence[Recipe], blocked: str | None = None, command: str = "", reach: int = REACH
+    ) -> None:
+        self.reach = reach
         self.recipes = {recipe.width: recipe for recipe in recipes}
         self.blocked = blocked
         self.command = command
@@ -143,7 +146,8 @@ def take_up() -> bool:
 def model_steps(loaded: LoadedModel, widths: Sequence[int], layers: int = 0) -> StepSet:
     """The compiled steps of a model, or of its first ``layers`` layers."""
     size = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
-    options: dict[str, object] = {"layers": layers} if layers else {}
+    reach = min(loaded.context, REACH)
+    options: dict[str, object] = {"reach": reach, **({"layers": layers} if layers else {})}
     blocked = "compiling is switched off (REDLINE_COMPILE=0)" if packages.switched_off() else None
     if loaded.folder is None:
         # From the Hub: the builder finds the same revision among the downloaded ones.
@@ -173,7 +177,7 @@ def model_steps(loaded: LoadedModel, widths: Sequence[int], layers: int = 0) -> 
         command += " --role draft"
     if loaded.dtype != pick_dtype("auto", "cpu"):
         command += f" --dtype {loaded.dtype}"
-    return StepSet(recipes, blocked, command)
+    return StepSet(recipes, blocked, command, reach)
 
 
 class CompiledRunner(FusedRunner):
@@ -197,7 +201,7 @@ class CompiledRunner(FusedRunner):
         super().__init__(weights, context=context, device=device, buffers=buffers, layers=layers)
         self.steps = steps
         self.taps = tapped(self.layers)
-        self.reach = min(context, REACH)
+        self.reach = min(context, steps.reach)
         """Tokens up to which steps are used."""
         self._steps_of = steps_of
         self._short: CompiledRunner | None = None

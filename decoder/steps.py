@@ -78,10 +78,10 @@ class StepModule(nn.Module):
 
 
 def target_step(
-    source: str, dtype: str, *, width: int, layers: int = 0, revision: str = ""
+    source: str, dtype: str, *, width: int, reach: int, layers: int = 0, revision: str = ""
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """(module, example inputs, dynamic shapes by name) of a causal model's step; ``layers`` > 0 is the early exit's
-    short model."""
+    """(module, example inputs, dynamic shapes by name) of a causal model's step for texts of up to ``reach`` tokens;
+    ``layers`` > 0 is the early exit's short model."""
     from decoder.loading import load
 
     if revision:
@@ -104,5 +104,5 @@ def target_step(
     )
     seen, slots = Dim("seen", min=FEWEST_SEEN, max=2 * REACH), Dim("slots", min=FEWEST_SEEN, max=2 * REACH)
     dynamic = {"mask": {1: seen}, "keys": [{2: slots}] * used, "values": [{2: slots}] * used}
-    step = StepModule(weights, min(loaded.context, REACH) + width, used).eval()
+    step = StepModule(weights, reach + width, used).eval()
     return step, example, {name: dynamic.get(name) for name in ("ids", "positions", "slots", "mask", "keys", "values")}

@@ -6,6 +6,7 @@ width of its first two layers for early exit.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from decoder.compiled import StepSet, model_steps
 from decoder.steps import EXIT_WIDTHS
 
 CACHE = Path(__file__).resolve().parents[1] / ".pytest_cache" / "redline"
+CONTEXT = 8192
+"""More than any test asks for: a step only knows the positions that it was built for."""
 WIDTHS = (1, 5)
 SHORT_LAYERS = 2
 needs_compiler = pytest.mark.skipif(packages.compiler() is None, reason="there is no C++ compiler here")
@@ -42,9 +45,11 @@ def tiny_folder() -> Path:
     """The tiny Llama as a folder that stays: its path and its weights are the same in every session."""
     from tests.tiny import save_tiny
 
-    folder = CACHE / "tiny"
+    folder = CACHE / f"tiny-{CONTEXT}"
     if not (folder / "config.json").is_file():
         save_tiny(folder)
+        config = folder / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": CONTEXT}))
     return folder
 
 

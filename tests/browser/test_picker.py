@@ -236,7 +236,7 @@ def test_proposers_and_drafts_are_compared_and_what_cannot_run_says_why(visitor:
     page.fill("#rl-prompt textarea", "Who drafts best?")
     visitor.tab("Compare")
     left_out = page.locator("#rl-left-out details")
-    expect(left_out).to_contain_text("checkpoint of smollm2-135m", timeout=60_000)
+    expect(left_out).to_contain_text("cannot draft for smollm2-135m", timeout=60_000)
     left_out.locator("summary").click()
     expect(left_out).to_contain_text("EAGLE-1/2: no EAGLE-1/2 head for smollm2-135m is here.")
     for title in ("Draft model: smollm2-draft", "Predicted output"):

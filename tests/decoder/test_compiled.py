@@ -22,6 +22,7 @@ from decoder.request import GenerationRequest, SamplingParams
 from decoder.steps import tapped
 from tests.compiled_steps import (
     CACHE,
+    CONTEXT,
     SHORT_LAYERS,
     WIDTHS,
     compiling,
@@ -123,6 +124,9 @@ def test_a_tree_runs_compiled() -> None:
 
 @needs_compiler
 def test_texts_that_outgrow_a_step_go_on_eagerly() -> None:
+    longer = runner(path="compiled", context=2 * CONTEXT)
+    assert isinstance(longer, CompiledRunner)
+    assert longer.reach == CONTEXT  # what its steps know, however long the text may be
     fast, slow = both()
     fast.reach = 1024
     passes = count_steps(fast)
@@ -204,7 +208,7 @@ def test_results_do_not_depend_on_the_path(steps_on: str, proposer: str, monkeyp
 def test_a_run_records_its_path_and_how_far_it_reaches(steps_on: str, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = SpeculativeDecoder.load(request(steps_on)).run(request(steps_on)).versions
     assert versions["target_path"] == "compiled"
-    assert (versions["target_compiled_width"], versions["target_compiled_context"]) == ("5", "3072")
+    assert (versions["target_compiled_width"], versions["target_compiled_context"]) == ("5", str(CONTEXT))
     assert "target_path_note" not in versions
     monkeypatch.setenv("REDLINE_COMPILE", "0")
     monkeypatch.setattr(assemble, "_runners", {})
