@@ -28,6 +28,9 @@ from decoder.transfer import upload
 if TYPE_CHECKING:
     from decoder.engine import SpeculativeDecoder
 
+_NO_DRAWS = torch.empty(0, dtype=torch.float64)
+"""Of a greedy row."""
+
 
 class Decoding:
     """B requests that decode together. ``states`` has an entry per request, ``live`` the rows that the cache holds:
@@ -113,7 +116,10 @@ class Decoding:
         choices = self._choose_lengths()
         ks = [choice.k for choice in choices]
         # A row's draws depend on its own draft length only: k to draft, k to accept, one for the target's token.
-        draws = [row.draws.take(2 * k + 1) for row, k in zip(rows, ks, strict=True)]
+        draws = [
+            _NO_DRAWS if row.request.sampling.greedy else row.draws.take(2 * k + 1)
+            for row, k in zip(rows, ks, strict=True)
+        ]
         proposal = self._propose(ks, draws)
         outcomes = self._verify(proposal, ks, draws)
         kept: list[Sequence[int]] = []
@@ -158,9 +164,8 @@ class Decoding:
         return [chosen[state.index] for state in self.live]
 
     def _propose(self, ks: Sequence[int], draws: Sequence[Tensor]) -> Proposal:
-        nothing = Proposal.of_lists([[] for _ in ks], self.device, [None] * len(ks))
         if self.proposer is None:
-            return nothing
+            return self._nothing(len(ks))
         with self.clock.span("draft"):
             if self._context is None:
                 rows = [state.row for state in self.live]
@@ -168,11 +173,15 @@ class Decoding:
                 self.proposer.begin(self._context)
             width = max(ks)
             if width == 0:
-                return nothing
+                return self._nothing(len(ks))
             u = torch.zeros(len(ks), width, dtype=torch.float64)
             for b, (k, row_draws) in enumerate(zip(ks, draws, strict=True)):
-                u[b, :k] = row_draws[:k]
+                if len(row_draws):
+                    u[b, :k] = row_draws[:k]
             return self.proposer.propose(ks, u)
+
+    def _nothing(self, batch: int) -> Proposal:
+        return Proposal.of_lists([[] for _ in range(batch)], self.device, [None] * batch)
 
     def _verify(self, proposal: Proposal, ks: Sequence[int], draws: Sequence[Tensor]) -> list[Outcome | None]:
         """Score all drafts in one pass and judge them. None for a row whose logits are not numbers."""

@@ -29,11 +29,12 @@ def _byte_of_char() -> dict[str, int]:
 
 
 class TokenText:
-    """Labels of single tokens and decoding of sequences for one tokenizer. Labels are cached."""
+    """Labels of single tokens and decoding of sequences for one tokenizer. Each token is looked up once."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._labels: dict[int, str] = {}
+        self._bytes: dict[int, bytes] = {}
         self.special = frozenset(getattr(tokenizer, "all_special_ids", ()))
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._byte_level = "ByteLevel" in repr(getattr(backend, "decoder", None))
@@ -42,6 +43,11 @@ class TokenText:
         """The bytes that a token stands for, where the tokenizer is byte-level BPE; None otherwise."""
         if not self._byte_level:
             return None
+        if token not in self._bytes:
+            self._bytes[token] = self._find_bytes(token)
+        return self._bytes[token]
+
+    def _find_bytes(self, token: int) -> bytes:
         raw = self.tokenizer.convert_ids_to_tokens(token)
         if raw is None:
             return b""

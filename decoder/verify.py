@@ -21,9 +21,8 @@ from decoder.sampling import draw
 class ChainVerdict:
     """Outcome for B chains. ``accepted`` [B] tokens were kept, ``token`` [B] is the target's own behind them.
 
-    ``accept_prob`` [B, K] is min(1, p/q) (1 or 0 when greedy), ``p`` and ``q`` [B, K] the probabilities of the drafts;
-    entries behind the first rejection or at and beyond a row's draft count mean nothing. ``residual`` [B, V] is what
-    ``token`` was drawn from (None when greedy).
+    ``accept_prob`` [B, K] is min(1, p/q); entries behind the first rejection or at and beyond a row's draft count mean
+    nothing. ``residual`` [B, V] is what ``token`` was drawn from.
     """
 
     accepted: Tensor
@@ -40,14 +39,13 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(total > 1e-9, left / total.clamp_min(1e-30), p)
 
 
-def verify_greedy(drafts: Tensor, counts: Tensor, best: Tensor) -> ChainVerdict:
-    """``drafts`` [B, K], ``counts`` [B] drafts per row, ``best`` [B, K + 1] the target's argmax at each position."""
-    width = drafts.shape[1]
-    valid = torch.arange(width, device=drafts.device) < counts[:, None]
-    same = (drafts == best[:, :width]) & valid
-    accepted = same.long().cumprod(1).sum(1)
-    token = best.gather(1, accepted[:, None]).squeeze(1)
-    return ChainVerdict(accepted, token, same.double(), None)
+def verify_greedy(drafts: Sequence[int], best: Sequence[int]) -> int:
+    """How many of a chain's ``drafts`` are kept: those before the first that differs from the target's argmax at its
+    position. ``best`` has an entry more; the target's own token is ``best[kept]``."""
+    kept = 0
+    while kept < len(drafts) and drafts[kept] == best[kept]:
+        kept += 1
+    return kept
 
 
 def verify_sampled(

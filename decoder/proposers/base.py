@@ -6,13 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from decoder.request import GenerationRequest
 from decoder.sampling import Draws, Sampler
 from decoder.target import Runner
-from decoder.transfer import upload, upload_tensor
+from decoder.transfer import upload
 
 
 @dataclass(slots=True)
@@ -64,11 +63,8 @@ class Proposal:
     def of_lists(cls, drafts: Sequence[Sequence[int]], device: str, reasons: Sequence[str | None]) -> Proposal:
         """A proposal without probabilities from plain lists of ids."""
         width = max((len(d) for d in drafts), default=0)
-        ids = torch.zeros(len(drafts), width, dtype=torch.long)
-        for row, draft in enumerate(drafts):
-            ids[row, : len(draft)] = torch.tensor(list(draft), dtype=torch.long)
-        counts = upload([len(d) for d in drafts], device)
-        return cls(upload_tensor(ids, device), counts, reasons=list(reasons))
+        ids = upload([[*d, *[0] * (width - len(d))] for d in drafts], device)
+        return cls(ids, upload([len(d) for d in drafts], device), reasons=list(reasons))
 
 
 class Proposer(ABC):

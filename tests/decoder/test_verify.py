@@ -102,17 +102,15 @@ def test_a_row_with_fewer_drafts_ignores_its_padding():
         torch.zeros(1, dtype=torch.float64),
     )
     assert verdict.accepted.tolist() == [1]
-    greedy = verify_greedy(torch.tensor([[1, 0]]), torch.tensor([1]), torch.tensor([[1, 0, 0]]))
-    assert greedy.accepted.tolist() == [1]
 
 
 def test_greedy_keeps_the_prefix_that_equals_the_argmax():
-    best = torch.tensor([[3, 4, 5, 6]])
-    verdict = verify_greedy(torch.tensor([[3, 9, 5]]), torch.tensor([3]), best)
-    assert verdict.accepted.tolist() == [1]
-    assert verdict.token.tolist() == [4]
-    full = verify_greedy(torch.tensor([[3, 4, 5]]), torch.tensor([3]), best)
-    assert (full.accepted.tolist(), full.token.tolist()) == ([3], [6])
+    best = [3, 4, 5, 6]
+    assert verify_greedy([3, 9, 5], best) == 1
+    assert verify_greedy([9, 4, 5], best) == 0
+    assert verify_greedy([3, 4, 5], best) == 3
+    assert verify_greedy([3], best) == 1  # shorter than its neighbours in a batch
+    assert verify_greedy([], best) == 0
 
 
 # --- chains: 30,000 runs at once --------------------------------------------------------------------------------------
