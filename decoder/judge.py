@@ -131,13 +131,11 @@ def _sample(
     )
     if isinstance(index, slice):
         return verdict
-    return ChainVerdict(
-        *(
-            part.new_zeros(batch, *part.shape[1:]).index_copy(0, index, part)
-            for part in (verdict.accepted, verdict.token, verdict.accept_prob)
-        ),
-        None,
+    accepted, token, accept_prob = (
+        part.new_zeros(batch, *part.shape[1:]).index_copy(0, index, part)
+        for part in (verdict.accepted, verdict.token, verdict.accept_prob)
     )
+    return ChainVerdict(accepted, token, accept_prob, None)
 
 
 def _judge_tree(proposal: Proposal, row: Row, k: int, processed: Tensor, draws: Tensor) -> Outcome | None:
