@@ -97,8 +97,8 @@ class BrowserPage:
         with open_store(f"sqlite:///{self.db}") as store:
             before = store.summaries().total
         self.page.click("#rl-run")
-        self.page.wait_for_function("!document.querySelector('#rl-stop').disabled", timeout=60_000)
-        self.page.wait_for_function("!document.querySelector('#rl-run').disabled", timeout=600_000)
+        self.page.wait_for_function("!document.querySelector('#rl-stop').disabled", timeout=60_000, polling=200)
+        self.page.wait_for_function("!document.querySelector('#rl-run').disabled", timeout=600_000, polling=200)
         for _ in range(100):
             with open_store(f"sqlite:///{self.db}") as store:
                 if store.summaries().total > before:

@@ -11,9 +11,10 @@ from playground import api
 from playground.deeplinks import parse_view
 from playground.header import Header
 from playground.headers import SelfContained
+from playground.listening import JS_ONLY, LIGHT
 from playground.page_assets import head
 from playground.service import ModelService
-from playground.shell import LIGHT, Shell, find_tabs
+from playground.shell import Shell, find_tabs
 from playground.theme import redline_theme
 from storage import Store
 from storage.transfer import MAX_BYTES
@@ -37,15 +38,12 @@ def build_app(store: Store, service: ModelService, *, target: str, signed_in: bo
         shell.header.wire(demo, lambda: service.status)
         for spec in shell.specs:
             shell.built[spec.id].wire()
-            shell.panes[spec.id].select(None, None, None, js=_tab_js(spec.id), **_JS_ONLY)
+            shell.panes[spec.id].select(None, None, None, js=_tab_js(spec.id), **JS_ONLY)
         _wire_addresses(shell)
         demo.unload(_leave(service))
         api.register(shell)
     demo.queue(default_concurrency_limit=None, max_size=200)
     return demo
-
-
-_JS_ONLY: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
 def _tab_js(tab: str) -> str:
@@ -73,7 +71,7 @@ def _wire_addresses(shell: Shell) -> None:
         return [gr.Tabs(selected=view.tab), view.tab, *filled]
 
     opened = shell.demo.load(load, None, outputs, **LIGHT)
-    opened.then(None, told, None, js="(tab) => { window.RedlineShell.opened(tab); return []; }", **_JS_ONLY)
+    opened.then(None, told, None, js="(tab) => { window.RedlineShell.opened(tab); return []; }", **JS_ONLY)
 
 
 def launch_options() -> dict[str, Any]:

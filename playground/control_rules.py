@@ -12,9 +12,9 @@ from playground import pairs
 from playground.controls_view import ControlsView, gate
 from playground.deeplinks import shown
 from playground.draft_cards import card
+from playground.listening import QUICK
 from playground.notes import note
 from playground.proposer_picker import MAX_OWN, draft_value, proposer_value, settle
-from playground.shell import QUICK
 
 if TYPE_CHECKING:
     from playground.model_thread import ModelThread

@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 
 from decoder.errors import RedlineError
+from playground.listening import JS_ONLY, QUICK
 from playground.notes import note
 
 _SAVE = "(payload) => { window.RedlineShell.download(payload); return []; }"
@@ -44,7 +45,5 @@ class Download:
             inputs,
             [self.carrier, note_line],
             js=js,
-            queue=False,
-            show_progress="hidden",
-            api_visibility="private",
-        ).then(None, self.carrier, None, js=_SAVE, show_progress="hidden", api_visibility="private")
+            **QUICK,
+        ).then(None, self.carrier, None, js=_SAVE, **JS_ONLY)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import gradio as gr
 
 from playground.authors import ANONYMOUS, MAX_AUTHOR, clean_author
+from playground.listening import QUICK
 from playground.model_thread import Status
 
 _BRAND = '<a class="rl-brand" href="./" aria-label="Redline, start page"><s>draft</s>&thinsp;<b>Redline</b></a>'
@@ -52,7 +53,6 @@ class Header:
 
     def wire(self, demo: gr.Blocks, status: Callable[[], Status]) -> None:
         """Keep the name in the browser and the status line up to date until the model is there."""
-        quiet = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 
         def restore(kept: object, request: gr.Request) -> tuple[str, str, str]:
             typed = clean_author(kept)
@@ -69,6 +69,6 @@ class Header:
             # Once nothing moves any more a slow look is enough; a later load is shown by the run that causes it.
             return status_html(now), gr.Timer(0.7 if now.state in ("idle", "loading") else 5.0)
 
-        demo.load(restore, self.kept, [self.name, self.who, self.status], **quiet)  # type: ignore[arg-type]
-        self.name.change(keep, self.name, self.kept, **quiet)  # type: ignore[arg-type]
-        self.tick.tick(tell, None, [self.status, self.tick], **quiet)  # type: ignore[arg-type]
+        demo.load(restore, self.kept, [self.name, self.who, self.status], **QUICK)
+        self.name.change(keep, self.name, self.kept, **QUICK)
+        self.tick.tick(tell, None, [self.status, self.tick], **QUICK)

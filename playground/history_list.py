@@ -20,8 +20,8 @@ from playground.history_view import (
     row,
     zone,
 )
+from playground.listening import QUICK
 from playground.notes import note
-from playground.shell import QUICK
 from storage import Page, RunFilter, Store
 
 FILTERS = ("text", "target", "proposer", "k", "tag", "author", "since", "until", "archived")

@@ -16,26 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import gradio as gr
 
 from playground.deeplinks import View
-from playground.queue_position import MODEL
 
 if TYPE_CHECKING:
     from playground.header import Header
     from playground.service import ModelService
     from storage import Store
-
-QUICK: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-"""For events that answer at once: never queued behind model work, no overlay, not part of the public interface."""
-
-LIGHT: dict[str, Any] = {"concurrency_limit": None, "show_progress": "hidden", "api_visibility": "private"}
-"""For events that change a ``gr.State`` to which others listen, or that read the address: only queued events do."""
-
-MODEL_WORK: dict[str, Any] = {
-    "concurrency_id": MODEL,
-    "concurrency_limit": 1,
-    "show_progress": "hidden",
-    "api_visibility": "private",
-}
-"""For every event that uses a model: one queue for the whole process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,14 @@ from playground.controls import CONTROLS, read_lengths, to_request
 from playground.deeplinks import MAX_COMPARE, View, is_run_id, shown
 from playground.history_actions import comparable, read_selection
 from playground.history_view import one_line
+from playground.listening import JS_ONLY, LIGHT, MODEL_WORK, QUICK
 from playground.notes import note, people_before
 from playground.plans import plan_comparison
 from playground.playing import Ticket
 from playground.queue_position import people_ahead
 from playground.run_charts import SEVERAL_RUNS, RunCharts
 from playground.saving import Label
-from playground.shell import LIGHT, MODEL_WORK, QUICK, Shell, TabSpec
+from playground.shell import Shell, TabSpec
 from playground.unsaved_view import UnsavedRow
 from storage import RunFilter
 
@@ -67,6 +68,7 @@ class CompareTab:
         self.shown = gr.Textbox("", visible="hidden", elem_id="rl-compare-shown")
         self.address = gr.Textbox("", visible="hidden", elem_id="rl-compare-address")
         self.ticket = gr.State(None)
+        self.ended = gr.State(None)
         self.waiting = gr.Timer(0.6, active=False)
         self.load_outputs: list[Any] = self.result_outputs
 
@@ -135,10 +137,12 @@ class CompareTab:
         self.run_lengths.click(self.start_lengths, [self.lengths, *asked], self._start_outputs, **LIGHT)
         self.run_proposers.click(self.start_proposers, [self.proposers, *asked], self._start_outputs, **LIGHT)
         self.ticket.change(
-            self.play,
-            [self.ticket, self.only],
-            [self.run_lengths, self.run_proposers, self.cancel, self.waiting, *self.result_outputs],
-            **MODEL_WORK,
+            self.play, self.ticket, [self.progress, self.waiting, self.ended], **MODEL_WORK
+        ).then(  # few outputs while runs decode: the page works through all of them at every frame
+            self.settle,
+            [self.ended, self.only],
+            [self.ended, self.run_lengths, self.run_proposers, self.cancel, *self.result_outputs],
+            **QUICK,
         )
         self.cancel.click(self.stop, None, [self.progress, self.cancel], **QUICK)
         self.waiting.tick(self.tell_place, None, self.progress, **QUICK)
@@ -151,7 +155,7 @@ class CompareTab:
                 [self.numbers, self.config, self.progress],
                 **QUICK,
             )
-        self.address.change(None, self.address, None, js=_ADDRESS, show_progress="hidden", api_visibility="private")
+        self.address.change(None, self.address, None, js=_ADDRESS, **JS_ONLY)
         self.unsaved.wire(self.shown, self.progress)
         parts = stage.controls.parts
         self.shell.panes[ID].select(
@@ -210,27 +214,28 @@ class CompareTab:
         off = gr.update(interactive=False)
         return note("starting", "busy"), ticket, off, off, gr.update(visible=True), gr.Timer(active=True)
 
-    def play(self, ticket: Ticket | None, only: Any, request: gr.Request) -> Iterator[tuple[Any, ...]]:
-        """Run one after the other, then open the comparison."""
+    def play(self, ticket: Ticket | None, request: gr.Request) -> Iterator[tuple[Any, ...]]:
+        """Run one after the other."""
         if ticket is None:
             return
         session = _session(request)
         stop = self.service.signal(session)
         skip = gr.skip()
-        rest = len(self.result_outputs) - 3
-        yield skip, skip, skip, gr.Timer(active=False), skip, skip, note("starting", "busy"), *[skip] * rest
+        yield note("starting", "busy"), gr.Timer(active=False), None
         try:
             events = self.service.execute(ticket.plan, ticket.label, stop)
             for step in progress(ticket.plan, events, ticket.refused):
                 line = note(step.text, step.kind, step.fraction)
-                if step.runs is None:
-                    yield skip, skip, skip, skip, skip, skip, line, *[skip] * rest
-                    continue
-                on = gr.update(interactive=True)
-                shown = self._show_runs(step.runs, line, only) if step.runs else [skip, skip, line, *[skip] * rest]
-                yield on, on, gr.update(visible=False), skip, *shown
+                yield line, skip, skip if step.runs is None else (step.runs, line)
         finally:
             self.service.end(session)
+
+    def settle(self, ended: tuple[Sequence[Run], Any] | None, only: Any) -> list[Any]:
+        """What follows the runs, however they ended: the buttons, and the comparison opens."""
+        runs, line = ended or ((), gr.skip())
+        on = gr.update(interactive=True)
+        same = [gr.skip()] * len(self.result_outputs)
+        return [None, on, on, gr.update(visible=False), *(self._show_runs(runs, line, only) if runs else same)]
 
     def stop(self, request: gr.Request) -> tuple[Any, Any]:
         """A click on Cancel: what has run is kept and shown."""

@@ -14,11 +14,12 @@ from playground.authors import author_of
 from playground.deeplinks import View, is_run_id, read_ids
 from playground.downloads import Download
 from playground.history_list import NO_FILTER, START, RunList
+from playground.listening import LIGHT, QUICK
 from playground.notes import note
 from playground.plans import plan_run
 from playground.playing import Ticket
 from playground.saving import Label
-from playground.shell import LIGHT, QUICK, Shell, TabSpec
+from playground.shell import Shell, TabSpec
 
 ID = "history"
 

@@ -10,6 +10,7 @@ import gradio as gr
 
 from decoder.errors import RedlineError
 from decoder.request import GenerationRequest
+from decoder.trace import Run
 from playground.authors import author_of
 from playground.control_rules import wire_rules
 from playground.controls import CONTROLS, from_request, to_request
@@ -18,13 +19,14 @@ from playground.deeplinks import View, is_run_id
 from playground.downloads import Download
 from playground.example_prompts import EXAMPLES, Example
 from playground.history_view import export_name
+from playground.listening import JS_ONLY, LIGHT, MODEL_WORK, QUICK
 from playground.notes import note, people_before
 from playground.plans import plan_run
 from playground.playing import Ticket, frames
 from playground.queue_position import people_ahead
 from playground.run_charts import ONE_RUN, RunCharts
 from playground.saving import Label
-from playground.shell import LIGHT, MODEL_WORK, QUICK, Shell, TabSpec
+from playground.shell import Shell, TabSpec
 from playground.stage import Stage
 from playground.stored_view import find_stored, show_example, stored_view
 from storage import RunFilter
@@ -81,6 +83,7 @@ class PlaygroundTab:
         self.download = Download("rl-playground-download")
         self.ticket = gr.State(None)
         self.shown_id = gr.State(None)
+        self.ended = gr.State(None)
         self.kept_id = gr.Textbox("", visible="hidden", elem_id="rl-kept-id")
         self.waiting = gr.Timer(0.6, active=False)
         self.load_outputs: list[Any] = self.stage_outputs
@@ -93,7 +96,8 @@ class PlaygroundTab:
     @property
     def ticket_outputs(self) -> list[Any]:
         """The outputs of ``accept``."""
-        return [self.note, self.ticket, self.run, self.stop, self.waiting]
+        parts = [self.note, self.ticket, self.run, self.stop, self.waiting, self.unsaved, self.shown_id]
+        return [*parts, *self.charts.outputs]
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -106,39 +110,34 @@ class PlaygroundTab:
                 partial(_use_example, example), None, [parts["prompt"], parts["prediction"], parts["mode"]], **QUICK
             )
         self.run.click(self.start, [self.shell.header.name, *self.controls.ordered], self.ticket_outputs, **LIGHT)
+        # The page works through every output of an event at every frame, skipped or not: while a run decodes, few.
         self.ticket.change(
             self.play,
             self.ticket,
-            [
-                self.stage.feed,
-                self.note,
-                self.caption,
-                self.run,
-                self.stop,
-                self.waiting,
-                self.unsaved,
-                self.shown_id,
-                self.kept_id,
-                *self.charts.outputs,
-            ],
+            [self.stage.feed, self.note, self.caption, self.waiting, self.kept_id, self.ended],
             **MODEL_WORK,
+        ).then(
+            self.settle,
+            self.ended,
+            [self.ended, self.run, self.stop, self.unsaved, self.shown_id, *self.charts.outputs],
+            **QUICK,
         )
         self.more.click(_to_compare, None, self.shell.tabs, **QUICK)
         self.stop.click(self.stop_run, None, [self.note, self.stop], **QUICK)
         self.waiting.tick(self.tell_place, None, self.note, **QUICK)
         self.save_again.click(self.try_saving, self.shown_id, [self.note, self.unsaved, self.kept_id], **QUICK)
-        self.kept_id.change(None, self.kept_id, None, js=_KEEP, show_progress="hidden", api_visibility="private")
+        self.kept_id.change(None, self.kept_id, None, js=_KEEP, **JS_ONLY)
         self.download.wire(self.keep_file, self.unsaved_file, self.shown_id, self.note)
 
     def start(self, request: gr.Request, typed: str, *values: Any) -> tuple[Any, ...]:
         """A click on Run: everything is checked now, so that a mistake is answered at once and never waits."""
         held = dict(zip(CONTROLS, values, strict=True))
         if self.service.is_busy(request.session_hash or ""):
-            return tuple([gr.skip()] * 5)
+            return tuple([gr.skip()] * len(self.ticket_outputs))
         try:
             wanted = to_request(held)
         except RedlineError as error:
-            return note(str(error), "error"), gr.skip(), gr.skip(), gr.skip(), gr.skip()
+            return note(str(error), "error"), *[gr.skip()] * (len(self.ticket_outputs) - 1)
         label = Label(author=author_of(request.username, typed))
         return self.accept(request, Ticket(tuple(plan_run(wanted, baseline=bool(held["baseline"]))), label))
 
@@ -146,7 +145,8 @@ class PlaygroundTab:
         """Updates for ``ticket_outputs``: the ticket is taken, its turn will come; it can be stopped already."""
         self.service.begin(request.session_hash or "")
         buttons = (gr.update(interactive=False), gr.update(interactive=True))
-        return (note("starting", "busy"), ticket, *buttons, gr.Timer(active=True))
+        line = note("starting", "busy")
+        return line, ticket, *buttons, gr.Timer(active=True), gr.update(visible=False), None, *self.charts.clear()
 
     def play(self, ticket: Ticket | None, request: gr.Request) -> Iterator[tuple[Any, ...]]:
         """The run itself, as frames of at most 15 a second."""
@@ -155,10 +155,8 @@ class PlaygroundTab:
         session = request.session_hash or ""
         stop = self.service.signal(session)
         skip = gr.skip()
-        same = [skip] * len(self.charts.outputs)
-        quiet = (skip, gr.Timer(active=False), gr.update(visible=False), None, "")
         named = ""
-        yield skip, note("starting", "busy"), skip, skip, *quiet, *self.charts.clear()
+        yield skip, note("starting", "busy"), skip, gr.Timer(active=False), "", None
         try:
             for frame in frames(ticket, self.service.execute(ticket.plan, ticket.label, stop)):
                 line = note(frame.text, frame.kind, frame.fraction)
@@ -166,15 +164,19 @@ class PlaygroundTab:
                 if frame.run and not named and self.is_kept(frame.run.id):
                     named = frame.run.id
                 if not frame.finished:
-                    yield value, line, caption, skip, skip, skip, skip, skip, named or skip, *same
+                    yield value, line, caption, skip, named or skip, skip
                     continue
-                buttons = (gr.update(interactive=True), gr.update(interactive=False))
-                shown = frame.run.id if frame.run else None
-                charts = self.charts.draw({"this run": frame.run}) if frame.run else same
-                kept = "" if shown in self.service.unsaved else named
-                yield value, line, caption, *buttons, skip, gr.update(visible=frame.unsaved), shown, kept, *charts
+                kept = "" if frame.run and frame.run.id in self.service.unsaved else named
+                yield value, line, caption, skip, kept, (frame.run, frame.unsaved)
         finally:
             self.service.end(session)
+
+    def settle(self, ended: tuple[Run | None, bool] | None) -> tuple[Any, ...]:
+        """What follows a run, however it ended: the buttons, and what is only drawn when all is known."""
+        run, unsaved = ended or (None, False)
+        charts = self.charts.draw({"this run": run}) if run else self.charts.clear()
+        buttons = (gr.update(interactive=True), gr.update(interactive=False))
+        return None, *buttons, gr.update(visible=unsaved), run.id if run else None, *charts
 
     def stop_run(self, request: gr.Request) -> tuple[Any, Any]:
         """A click on Stop."""

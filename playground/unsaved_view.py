@@ -9,9 +9,9 @@ import gradio as gr
 from playground.deeplinks import is_run_id
 from playground.downloads import Download
 from playground.history_view import export_name
+from playground.listening import QUICK
 from playground.notes import note
 from playground.service import ModelService
-from playground.shell import QUICK
 
 
 class UnsavedRow:
