@@ -130,9 +130,6 @@ def quiet_environment() -> None:
     os.environ["GRADIO_RUN_HISTORY"] = "False"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     os.environ["DO_NOT_TRACK"] = "1"
-    # The page and the model share the processor: threads that spin while they wait for a core that a browser is using
-    # stall every token. Waiting asleep costs little when nothing else runs.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for name in ("NO_PROXY", "no_proxy"):
         known = [part for part in os.environ.get(name, "").split(",") if part]
         os.environ[name] = ",".join([*known, "127.0.0.1", "localhost", "::1"])

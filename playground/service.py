@@ -25,6 +25,7 @@ from playground.active import Active, internal
 from playground.compiling import Compiling
 from playground.events import Begun, Done, Ended, Failed, ModelEvent, Planned, Stepped, Waiting
 from playground.model_thread import Load, ModelThread, Status, first_line, load_engine
+from playground.pace import pace_of
 from playground.plans import conclude
 from playground.saving import Label, RunSaver
 from playground.unsaved import Unsaved
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-FRAME_S = 1 / 15
-"""Steps are handed on at most this often."""
 
 
 class ModelService:
@@ -58,6 +56,7 @@ class ModelService:
         self._turn = threading.Lock()
         self._stops: dict[str, threading.Event] = {}
         self._active: Active | None = None
+        self._beside = False
         self._closing = threading.Event()
 
     @property
@@ -146,13 +145,17 @@ class ModelService:
 
     # --- working ----------------------------------------------------------------------------------------------
 
-    def execute(self, plan: Sequence[Planned], label: Label, stop: threading.Event) -> Iterator[ModelEvent]:
-        """Run ``plan``. Sentences come as events; a closed generator leaves its run saved as stopped."""
+    def execute(
+        self, plan: Sequence[Planned], label: Label, stop: threading.Event, *, beside: bool = False
+    ) -> Iterator[ModelEvent]:
+        """Run ``plan``. Sentences come as events; a closed generator leaves its run saved as stopped. ``beside``: see
+        ``playground.pace``."""
         while not self._turn.acquire(timeout=0.3):
             if self._heard(stop):
                 yield Done((), None, "it was stopped before it began", stopped=True)
                 return
             yield Waiting("waiting for another run to end")
+        self._beside = beside
         # No compiler takes time from what is measured, and the path stays the same from here to the end of the plan.
         self.compiling.builder.hold()
         released = False
@@ -248,6 +251,7 @@ class ModelService:
         active.saver.add([])
         yield Begun(index, stream.run)
         steps = iter(stream)
+        pace = pace_of(stream.run.device, self._beside)
         shown = 0.0
         while not self._heard(stop):
             try:
@@ -262,8 +266,10 @@ class ModelService:
             if step is None:
                 break
             active.steps.append(step)
-            if time.monotonic() - shown >= FRAME_S:
+            if time.monotonic() - shown >= pace.frame_s:
                 yield self._hand_over(index, active)
+                if pace.rest_s:
+                    stop.wait(pace.rest_s)
                 shown = time.monotonic()
         if active.handed_over < len(active.steps):
             yield self._hand_over(index, active)

@@ -22,6 +22,7 @@ from playground.history_actions import comparable, read_selection
 from playground.history_view import one_line
 from playground.listening import JS_ONLY, LIGHT, MODEL_WORK, QUICK
 from playground.notes import note, people_before
+from playground.pace import is_beside
 from playground.plans import plan_comparison
 from playground.playing import Ticket
 from playground.queue_position import people_ahead
@@ -223,7 +224,7 @@ class CompareTab:
         skip = gr.skip()
         yield note("starting", "busy"), gr.Timer(active=False), None
         try:
-            events = self.service.execute(ticket.plan, ticket.label, stop)
+            events = self.service.execute(ticket.plan, ticket.label, stop, beside=is_beside(request))
             for step in progress(ticket.plan, events, ticket.refused):
                 line = note(step.text, step.kind, step.fraction)
                 yield line, skip, skip if step.runs is None else (step.runs, line)

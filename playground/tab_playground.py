@@ -21,6 +21,7 @@ from playground.example_prompts import EXAMPLES, Example
 from playground.history_view import export_name
 from playground.listening import JS_ONLY, LIGHT, MODEL_WORK, QUICK
 from playground.notes import note, people_before
+from playground.pace import is_beside
 from playground.plans import plan_run
 from playground.playing import Ticket, frames
 from playground.queue_position import people_ahead
@@ -149,7 +150,7 @@ class PlaygroundTab:
         return line, ticket, *buttons, gr.Timer(active=True), gr.update(visible=False), None, *self.charts.clear()
 
     def play(self, ticket: Ticket | None, request: gr.Request) -> Iterator[tuple[Any, ...]]:
-        """The run itself, as frames of at most 15 a second."""
+        """The run itself, frame by frame."""
         if ticket is None:
             return
         session = request.session_hash or ""
@@ -158,7 +159,8 @@ class PlaygroundTab:
         named = ""
         yield skip, note("starting", "busy"), skip, gr.Timer(active=False), "", None
         try:
-            for frame in frames(ticket, self.service.execute(ticket.plan, ticket.label, stop)):
+            events = self.service.execute(ticket.plan, ticket.label, stop, beside=is_beside(request))
+            for frame in frames(ticket, events):
                 line = note(frame.text, frame.kind, frame.fraction)
                 value, caption = (skip, skip) if frame.feed is None else (frame.feed, "")
                 if frame.run and not named and self.is_kept(frame.run.id):

@@ -425,3 +425,26 @@ def test_the_name_is_kept_in_the_browser(visitor: Visitor) -> None:
     page.wait_for_timeout(500)
     visitor.open()
     expect(name).to_have_value("Grace")
+
+
+def test_a_page_that_does_nothing_draws_nothing(visitor: Visitor) -> None:
+    """Each picture takes time from an engine on the same machine. Callbacks are numbered one after the other."""
+    page = visitor.open()
+    count = """async () => {
+        const ask = () => { const id = requestAnimationFrame(() => {}); cancelAnimationFrame(id); return id; };
+        const first = ask();
+        await new Promise((done) => setTimeout(done, 1000));
+        return ask() - first - 1;
+    }"""
+    # The loading screen's animation ends some seconds later; its clock would go on for ever.
+    assert any(page.evaluate(count) < 5 for _ in range(20))
+
+
+def test_few_components_are_touched_while_a_run_streams(visitor: Visitor) -> None:
+    """The page works through every output of an event at every frame; what shows progress is copied as a whole."""
+    config = visitor.open().evaluate("window.gradio_config")
+    streams = [d for d in config["dependencies"] if d["types"]["generator"] and d["api_visibility"] == "private"]
+    assert len(streams) == 2  # a run, and a comparison
+    assert max(len(d["outputs"]) for d in streams) <= 6
+    private = [d for d in config["dependencies"] if d["api_visibility"] == "private" and d["outputs"]]
+    assert [d for d in private if d["show_progress_on"] != []] == []
