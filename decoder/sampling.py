@@ -62,11 +62,10 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
     Sums in float64, and never returns a token of probability 0. ``probs`` need not be normalised.
     """
     cumulative = probs.double().cumsum(-1)
-    total = cumulative[..., -1:]
-    index = torch.searchsorted(cumulative, u.double().unsqueeze(-1) * total, right=True).squeeze(-1)
-    # Rounding may put u * total at the very end: the last token with a probability takes it.
-    last = probs.shape[-1] - 1 - (probs > 0).flip(-1).to(torch.uint8).argmax(-1)
-    return torch.minimum(index, last)
+    total = cumulative[..., -1:].contiguous()
+    index = torch.searchsorted(cumulative, u.double().unsqueeze(-1) * total, right=True)
+    # Rounding may put u * total at the very end: the token that completes the sum takes it, and has a probability.
+    return torch.minimum(index, torch.searchsorted(cumulative, total)).squeeze(-1)
 
 
 class Sampler:

@@ -20,8 +20,15 @@ from decoder.bench.peers import PeerError, VllmVariant
 from decoder.bench.plan import BenchPlan
 from decoder.engine import SpeculativeDecoder
 from decoder.errors import RedlineError
+from decoder.request import GenerationRequest
 
-METHODS = {"eagle3": "eagle3", "draft-model": "draft_model", "ngram": "ngram"}
+METHODS = {
+    "eagle3": "eagle3",
+    "draft-model": "draft_model",
+    "medusa": "medusa",
+    "ngram": "ngram",
+    "suffix": "suffix",
+}
 """Our proposers and vLLM's names for them."""
 RESAMPLES = 2000
 
@@ -80,11 +87,16 @@ def speculative_config(proposer: str, k: int, draft: str | None) -> dict[str, An
     config: dict[str, Any] = {"method": METHODS[proposer], "num_speculative_tokens": k}
     if draft is not None:
         config["model"] = draft
+    defaults = GenerationRequest("x")
     if proposer == "ngram":
-        from decoder.request import GenerationRequest
-
-        defaults = GenerationRequest("x")
         config |= {"prompt_lookup_max": defaults.ngram_max, "prompt_lookup_min": defaults.ngram_min}
+    if proposer == "suffix":
+        config |= {
+            "suffix_decoding_max_tree_depth": defaults.suffix_depth,
+            "suffix_decoding_max_spec_factor": defaults.suffix_factor,
+            "suffix_decoding_min_token_prob": defaults.suffix_min_prob,
+            "suffix_decoding_max_cached_requests": 0,  # nothing of earlier answers, as with us
+        }
     return config
 
 
