@@ -145,7 +145,9 @@ class CompareTab:
             [self.ended, self.run_lengths, self.run_proposers, self.cancel, *self.result_outputs],
             **QUICK,
         )
-        self.cancel.click(self.stop, None, [self.progress, self.cancel], **QUICK)
+        self.cancel.click(self.say_stopping, None, [self.progress, self.cancel], **QUICK).then(
+            self.stop, None, None, **QUICK
+        )
         self.waiting.tick(self.tell_place, None, self.progress, **QUICK)
         for trigger in (self.show_ids.click, self.ids.submit):
             trigger(self.show_typed, [self.ids, self.only], self.result_outputs, **QUICK)
@@ -180,7 +182,9 @@ class CompareTab:
         values = [value for _, value in options]
         words = one_line(prompt if isinstance(prompt, str) else "", 140) or "the Playground holds no prompt yet"
         line = f"New comparisons run the Playground's prompt: “{html.escape(words)}”"
-        ticked = gr.update(choices=options, value=[c for c in chosen or [] if c in values])
+        kept = [c for c in chosen or [] if c in values]
+        # Without need the ticks are left alone: more may have been set while the drafts were read.
+        ticked = gr.update(choices=options) if kept == list(chosen or []) else gr.update(choices=options, value=kept)
         return line, ticked, _left_out(target, read=True)
 
     # --- running ----------------------------------------------------------------------------------------------
@@ -235,12 +239,16 @@ class CompareTab:
         """What follows the runs, however they ended: the buttons, and the comparison opens."""
         runs, line = ended or ((), gr.skip())
         on = gr.update(interactive=True)
-        same = [gr.skip()] * len(self.result_outputs)
+        same = [gr.skip(), gr.skip(), line, *[gr.skip()] * (len(self.result_outputs) - 3)]
         return [None, on, on, gr.update(visible=False), *(self._show_runs(runs, line, only) if runs else same)]
 
-    def stop(self, request: gr.Request) -> tuple[Any, Any]:
+    def stop(self, request: gr.Request) -> None:
+        """Stop what this visitor runs."""
+        self.service.stop(_session(request))
+
+    def say_stopping(self, request: gr.Request) -> tuple[Any, Any]:
         """A click on Cancel: what has run is kept and shown."""
-        heard = self.service.stop(_session(request))
+        heard = self.service.is_busy(_session(request))
         return note("stopping after this step" if heard else "nothing is running"), gr.update(visible=False)
 
     def tell_place(self, request: gr.Request) -> Any:

@@ -120,11 +120,14 @@ class PlaygroundTab:
         ).then(
             self.settle,
             self.ended,
-            [self.ended, self.run, self.stop, self.unsaved, self.shown_id, *self.charts.outputs],
+            [self.ended, self.note, self.run, self.stop, self.unsaved, self.shown_id, *self.charts.outputs],
             **QUICK,
         )
         self.more.click(_to_compare, None, self.shell.tabs, **QUICK)
-        self.stop.click(self.stop_run, None, [self.note, self.stop], **QUICK)
+        # Said first, then done: the run's last sentence must not be overtaken by this one.
+        self.stop.click(self.say_stopping, None, [self.note, self.stop], **QUICK).then(
+            self.stop_run, None, None, **QUICK
+        )
         self.waiting.tick(self.tell_place, None, self.note, **QUICK)
         self.save_again.click(self.try_saving, self.shown_id, [self.note, self.unsaved, self.kept_id], **QUICK)
         self.kept_id.change(None, self.kept_id, None, js=_KEEP, **JS_ONLY)
@@ -169,21 +172,26 @@ class PlaygroundTab:
                     yield value, line, caption, skip, named or skip, skip
                     continue
                 kept = "" if frame.run and frame.run.id in self.service.unsaved else named
-                yield value, line, caption, skip, kept, (frame.run, frame.unsaved)
+                yield value, line, caption, skip, kept, (frame.run, frame.unsaved, line)
         finally:
             self.service.end(session)
 
-    def settle(self, ended: tuple[Run | None, bool] | None) -> tuple[Any, ...]:
-        """What follows a run, however it ended: the buttons, and what is only drawn when all is known."""
-        run, unsaved = ended or (None, False)
+    def settle(self, ended: tuple[Run | None, bool, str] | None) -> tuple[Any, ...]:
+        """What follows a run, however it ended: the buttons, its last sentence again, which a late click on Stop may
+        have covered, and what is only drawn when all is known."""
+        run, unsaved, line = ended or (None, False, gr.skip())
         charts = self.charts.draw({"this run": run}) if run else self.charts.clear()
         buttons = (gr.update(interactive=True), gr.update(interactive=False))
-        return None, *buttons, gr.update(visible=unsaved), run.id if run else None, *charts
+        return None, line, *buttons, gr.update(visible=unsaved), run.id if run else None, *charts
 
-    def stop_run(self, request: gr.Request) -> tuple[Any, Any]:
+    def say_stopping(self, request: gr.Request) -> tuple[Any, Any]:
         """A click on Stop."""
-        heard = self.service.stop(request.session_hash or "")
+        heard = self.service.is_busy(request.session_hash or "")
         return note("stopping after this step" if heard else "nothing is running"), gr.update(interactive=False)
+
+    def stop_run(self, request: gr.Request) -> None:
+        """Stop what this visitor runs."""
+        self.service.stop(request.session_hash or "")
 
     def tell_place(self, request: gr.Request) -> Any:
         """While the run waits in the queue: how many are before it."""

@@ -22,8 +22,14 @@ def run(page: Page, prompt: str, *, tokens: int = 40, wait: bool = True) -> None
     page.fill("#rl-prompt textarea", prompt)
     page.fill("#rl-max-tokens input", str(tokens))
     page.locator("#rl-max-tokens input").blur()
+    before = page.evaluate("Redline.store.state.run?.id")
     page.click("#rl-run")
     if wait:
+        # The sentence on the run before this one may still be there.
+        page.wait_for_function(
+            "(id) => Redline.store.state.run?.id !== id || document.querySelector('#rl-note .rl-note-error')",
+            arg=before,
+        )
         done(page)
 
 
