@@ -65,7 +65,8 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
     total = cumulative[..., -1:].contiguous()
     index = torch.searchsorted(cumulative, u.double().unsqueeze(-1) * total, right=True)
     # Rounding may put u * total at the very end: the token that completes the sum takes it, and has a probability.
-    return torch.minimum(index, torch.searchsorted(cumulative, total)).squeeze(-1)
+    end = torch.searchsorted(cumulative, total).clamp_max(probs.shape[-1] - 1)  # rows that are not numbers have none
+    return torch.minimum(index, end).squeeze(-1)
 
 
 class Sampler:
