@@ -26,7 +26,7 @@ from storage import Page, RunFilter, Store
 
 FILTERS = ("text", "target", "proposer", "k", "tag", "author", "since", "until", "archived")
 NO_FILTER = ["", *[ANY] * 5, "", "", "active"]
-START = {"offset": 0, "sort": "created_at", "descending": True}
+START = {"offset": 0, "sort": "created_at", "descending": True, "asked": NO_FILTER}
 
 
 class RunList:
@@ -94,15 +94,24 @@ class RunList:
         """The outputs of ``offers``."""
         return [self.target, self.proposer, self.k, self.tag, self.author]
 
-    def wire(self, note_line: gr.HTML) -> None:
-        """Connect filters, headings and pages."""
+    def wire(self, note_line: gr.HTML, seen: Sequence[Any]) -> None:
+        """Connect filters, headings and pages. ``seen`` are the triggers that show the list anew as it stands.
+
+        All that lists by the filters is one event: while one answer is awaited the next question waits for it, so that an
+        older answer never replaces a newer one.
+        """
         listed = self.outputs(note_line)
-        for box in (self.since, self.until):
-            box.submit(self.filtered, self.inputs, listed, **QUICK)
-            box.blur(self.filtered, self.inputs, listed, **QUICK)
-        self.text.change(self.filtered, self.inputs, listed, trigger_mode="always_last", **QUICK)
-        for choice in (*self.offered, self.kept):
-            choice.input(self.filtered, self.inputs, listed, **QUICK)
+        dates = [trigger for box in (self.since, self.until) for trigger in (box.submit, box.blur)]
+        chosen = [choice.input for choice in (*self.offered, self.kept)]
+        gr.on(
+            [self.text.change, *dates, *chosen, *seen],
+            self.filtered,
+            self.inputs,
+            listed,
+            trigger_mode="always_last",
+            **QUICK,
+        )
+        gr.on(seen, self.offers, None, self.offered, **QUICK)
         self.back.click(self.newer, self.inputs, listed, **QUICK)
         self.forth.click(self.older, self.inputs, listed, **QUICK)
         self.table.order(self.ordered, self.inputs, listed, **QUICK)
@@ -110,9 +119,14 @@ class RunList:
     def listing(
         self, view: dict[str, Any], values: Sequence[Any], *, keep: Sequence[str] | None = None, said: Any = ""
     ) -> list[Any]:
-        """Values for the list's outputs. ``said`` is the note beside it; a wrong filter says so instead."""
+        """Values for the list's outputs. ``said`` is the note beside it; a wrong filter says so instead.
+
+        Filters other than those of the list on show (``view["asked"]``) start at the first page.
+        """
         try:
             wanted = read_filter(dict(zip(FILTERS, values, strict=True)))
+            if view["asked"] != list(values):
+                view = {**view, "offset": 0, "asked": list(values)}
             page = self._page(wanted, view, view["offset"])
             offset = clamp_offset(view["offset"], page.total)
             if offset != view["offset"]:
@@ -144,8 +158,8 @@ class RunList:
         )
 
     def filtered(self, view: dict[str, Any], *values: Any) -> list[Any]:
-        """Another filter starts at the first page."""
-        return self.listing({**view, "offset": 0}, values)
+        """The runs that the filters leave."""
+        return self.listing(view, values)
 
     def newer(self, view: dict[str, Any], *values: Any) -> list[Any]:
         """One page back."""
@@ -163,11 +177,7 @@ class RunList:
             return [*[gr.skip()] * 5, note(str(error), "error")]
         same = view["sort"] == key
         descending = not view["descending"] if same else key not in ("name", "target", "proposer", "author")
-        return self.listing({"offset": 0, "sort": key, "descending": descending}, values)
-
-    def refreshed(self, view: dict[str, Any], *values: Any) -> list[Any]:
-        """The list and what its filters can offer."""
-        return [*self.listing(view, values), *self.offers()]
+        return self.listing({**view, "offset": 0, "sort": key, "descending": descending}, values)
 
     def offers(self) -> list[Any]:
         """Choices of the filters."""

@@ -89,10 +89,7 @@ class HistoryTab:
 
     def wire(self) -> None:
         """Connect everything."""
-        self.list.wire(self.note)
-        everything = [*self.list.outputs(self.note), *self.list.offered]
-        self.reload.click(self.list.refreshed, self.list.inputs, everything, **QUICK)
-        self.shell.panes[ID].select(self.list.refreshed, self.list.inputs, everything, **QUICK)
+        self.list.wire(self.note, [self.reload.click, self.shell.panes[ID].select])
         self.list.table.pick(self.pick, None, self._choice_outputs(), trigger_mode="always_last", **QUICK)
         self._wire_actions()
 
