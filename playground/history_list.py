@@ -97,8 +97,8 @@ class RunList:
     def wire(self, note_line: gr.HTML, seen: Sequence[Any]) -> None:
         """Connect filters, headings and pages. ``seen`` are the triggers that show the list anew as it stands.
 
-        All that lists by the filters is one event: while one answer is awaited the next question waits for it, so that an
-        older answer never replaces a newer one.
+        All that lists by the filters is one event: while one answer is awaited the next question waits for it, so that
+        an older answer never replaces a newer one.
         """
         listed = self.outputs(note_line)
         dates = [trigger for box in (self.since, self.until) for trigger in (box.submit, box.blur)]
