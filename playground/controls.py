@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from decoder.catalog import default_draft
 from decoder.errors import RequestError
 from decoder.heads.layout import HEADS
 from decoder.request import GenerationRequest, SamplingParams
-from playground.pairs import WITH_DRAFT
+from playground.pairs import WITH_DRAFT, is_left_over
 
 CONTROLS: tuple[str, ...] = (
     "prompt",
@@ -71,13 +72,14 @@ def to_request(values: Mapping[str, Any]) -> GenerationRequest:
     own = values.get("system_mode") == "own"
     system = _text(values, "system_prompt") if own else "" if values.get("system_mode") == "empty" else None
     chat = values.get("mode") != "raw"
+    target = _text(values, "target").strip()
     request = GenerationRequest(
         prompt=_text(values, "prompt"),
         chat=chat,
         system_prompt=system if chat else None,
-        target=_text(values, "target").strip(),
+        target=target,
         proposer=proposer,
-        draft=(_text(values, "draft").strip() or None) if proposer in WITH_DRAFT else None,
+        draft=_draft(target, proposer, _text(values, "draft").strip()) if proposer in WITH_DRAFT else None,
         k=_whole(values, "k", "k (draft length)"),
         **_length(values, proposer),
         max_new_tokens=_whole(values, "max_new_tokens", "max new tokens"),
@@ -286,6 +288,14 @@ def _token_id(part: str, name: str) -> int:
     if not (part.isascii() and part.isdigit()) or len(part) > 10:
         raise RequestError(f"{name}: {part[:40]!r} is not a token id")
     return int(part)
+
+
+def _draft(target: str, proposer: str, held: str) -> str | None:
+    """The draft that is chosen. Whoever clicks Run right behind the choice of a proposer still holds the last one's:
+    the page is about to replace it with what is taken here."""
+    if held and is_left_over(held, proposer):
+        return default_draft(target, proposer) or held
+    return held or None
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:

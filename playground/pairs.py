@@ -279,6 +279,12 @@ def standing(proposer: str, target: str, options: Sequence[DraftOption], own: Fi
     return Standing("own", f"{own.reason}, and {reason}" if own is not None else reason)
 
 
+def is_left_over(draft: str, proposer: str) -> bool:
+    """True for a draft of the catalog that was made for another proposer: the choice that the last proposer left."""
+    entry = catalog.find(draft)
+    return entry is not None and entry.kind == "draft" and entry.proposer != proposer
+
+
 def best_draft(options: Sequence[DraftOption]) -> str:
     """The draft to choose where none was, or "" where none can be used."""
     return next((option.name for option in options if option.state in ("ready", "fetch")), "")

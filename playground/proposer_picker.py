@@ -62,9 +62,8 @@ def _settle_draft(target: str, proposer: str, draft: str) -> tuple[str, str]:
     best = pairs.best_draft(options)
     if not draft:
         return best, ""
-    entry = catalog.find(draft)
-    if entry is not None and entry.kind == "draft" and entry.proposer != proposer:
-        return best, ""  # the last proposer's draft: nobody misses it
+    if pairs.is_left_over(draft, proposer):
+        return best, ""  # nobody misses it
     fit = pairs.check(target, draft, proposer)
     if known is None and fit.fits is not False:
         return draft, ""

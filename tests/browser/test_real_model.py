@@ -60,7 +60,8 @@ def test_each_proposer_runs_and_is_kept(user: Visitor, real_server: Server, prop
     page.click("#rl-run")
     expect(page.locator("#rl-stop")).to_be_enabled()
     expect(page.locator("#rl-run")).to_be_enabled(timeout=5 * MINUTES)
-    expect(page.locator("#rl-note .rl-note-error")).to_have_count(0)
+    said = page.locator("#rl-note .rl-note-error")
+    assert not said.count(), said.inner_text()
     with open_store(f"sqlite:///{real_server.db}") as store:
         rows = store.summaries(RunFilter(text=prompt, proposer=proposer)).rows
         assert rows

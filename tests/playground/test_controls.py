@@ -114,6 +114,15 @@ def test_what_the_proposer_does_not_use_stays_out() -> None:
     assert to_request({**START, "proposer": "none", "draft_length": "auto"}).draft_length == "fixed"
 
 
+def test_the_last_proposers_draft_is_not_handed_to_another() -> None:
+    held = {**START, "target": "smollm2-135m", "draft": "smollm2-draft"}
+    assert to_request({**held, "proposer": "draft-model"}).draft == "smollm2-draft"
+    assert to_request({**held, "proposer": "eagle3"}).draft == "smollm2-eagle3"
+    assert to_request({**held, "proposer": "draft-model", "draft": "smollm2-medusa"}).draft == "smollm2-draft"
+    assert to_request({**held, "proposer": "eagle3", "draft": "somebody/draft"}).draft == "somebody/draft"
+    assert to_request({**held, "proposer": "eagle3", "target": "somebody/target"}).draft == "smollm2-draft"
+
+
 def test_numbers_from_the_page_may_be_floats() -> None:
     request = to_request({**START, "k": 4.0, "seed": 3.0})
     assert (request.k, request.sampling.seed) == (4, 3)
