@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from decoder import catalog, compat, loading
+from decoder import catalog, compat, kernel, loading
 from decoder.assemble_heads import with_head
 from decoder.compiled import CompiledRunner, model_steps
 from decoder.engine import SpeculativeDecoder, Target
@@ -13,6 +13,7 @@ from decoder.errors import IncompatibleError, ModelError
 from decoder.fused import FusedRunner, Weights, why_not
 from decoder.graphs import graph_runner
 from decoder.heads.layout import HEADS
+from decoder.kernel_runner import KernelRunner, KernelSet
 from decoder.linear import pack_all
 from decoder.loading import LoadedModel, Progress, silent
 from decoder.proposers import Proposer
@@ -34,7 +35,8 @@ _lock = threading.Lock()
 def new_runner(loaded: LoadedModel, widths: Sequence[int] = TARGET_WIDTHS) -> RowRunner:
     """A runner with a cache of its own: the lean path where the model's layers allow it, else transformers' own.
 
-    On the CPU it takes compiled steps of these ``widths`` (tokens per pass) once they are built.
+    On the CPU it takes the kernel once it is built; where there can be none, compiled steps of these ``widths`` (tokens
+    per pass).
     """
     if why_not(loaded.model):
         return ModelRunner(loaded.model, context=loaded.context, device=loaded.device)
@@ -45,6 +47,9 @@ def new_runner(loaded: LoadedModel, widths: Sequence[int] = TARGET_WIDTHS) -> Ro
     recorded = graph_runner(weights, context=loaded.context, device=loaded.device)
     if recorded is not None:
         return recorded
+    if loaded.device == "cpu" and kernel.why_not(weights) is None:
+        held = KernelSet(weights, loaded.dtype, loaded.context, loaded.name)
+        return KernelRunner(weights, held, lambda layers: held, context=loaded.context, device=loaded.device)
     if loaded.device == "cpu":
         return CompiledRunner(
             weights,

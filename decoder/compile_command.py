@@ -32,12 +32,13 @@ def compile_now(name: str, role: str, layers: int, dtype: str, err: Console) -> 
     if steps.blocked:
         raise RequestError(f"{name} is not compiled: {steps.blocked}")
     for width, recipe in steps.recipes.items():
+        what = f"{name}, {width} per pass" if recipe.size else recipe.name  # the kernel holds no weights
         if recipe.built:
-            err.print(f"{name}, {width} per pass: already compiled")
+            err.print(f"{what}: already compiled")
             continue
-        with err.status(f"compiling {name} for {width} tokens per pass (a minute or two)"):
+        with err.status(f"compiling {what} ({'a minute or two' if recipe.size else 'some seconds'})"):
             packages.build_apart(recipe)
-        err.print(f"{name}, {width} per pass: compiled")
+        err.print(f"{what}: compiled")
     err.print(cache_line())
 
 

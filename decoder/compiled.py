@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from decoder import builder, packages
 from decoder.errors import ModelError
 from decoder.fused import FusedRunner, Weights
 from decoder.loading import LoadedModel, pick_dtype
-from decoder.packages import Recipe, Step
+from decoder.packages import Library, Recipe, Step
 from decoder.steps import DRAFT_WIDTHS, FEWEST_SEEN, REACH, tapped
 from decoder.target import tree_mask
 
@@ -32,18 +33,18 @@ class StepSet:
     ``command`` is what a person types to build them, ``reach`` how many tokens of text they know."""
 
     def __init__(
-        self, recipes: Sequence[Recipe], blocked: str | None = None, command: str = "", reach: int = REACH
+        self, recipes: Sequence[Library], blocked: str | None = None, command: str = "", reach: int = REACH
     ) -> None:
         self.reach = reach
         self.recipes = {recipe.width: recipe for recipe in recipes}
         self.blocked = blocked
         self.command = command
-        self.steps: dict[int, Step] = {}
+        self.steps: dict[int, Any] = {}
         with _lock:
             _sets.add(self)
         self.take_up()
 
-    def missing(self) -> list[Recipe]:
+    def missing(self) -> list[Library]:
         """What has yet to be built, narrowest first; nothing where building is not possible or has failed."""
         if self.blocked or self.steps or any(recipe.path in failures for recipe in self.recipes.values()):
             return []
@@ -55,11 +56,14 @@ class StepSet:
             return False
         if not all(recipe.built for recipe in self.recipes.values()):
             return False
-        steps = {width: _load(recipe.path) for width, recipe in self.recipes.items()}
-        self.steps = {width: step for width, step in steps.items() if step is not None}
-        if len(self.steps) < len(self.recipes):
-            self.steps = {}
+        steps = {width: self._open(recipe) for width, recipe in self.recipes.items()}
+        if all(step is not None for step in steps.values()):
+            self.steps = steps
         return bool(self.steps)
+
+    def _open(self, recipe: Library) -> Any:
+        """What a built library computes, or None where it cannot be used."""
+        return _load(recipe.path)
 
     def settle(self) -> None:
         """Build what is missing now, and take it up; what cannot be built is noted, and runs eagerly."""
@@ -108,13 +112,13 @@ def sets() -> list[StepSet]:
         return list(_sets)
 
 
-def missing() -> list[Recipe]:
+def missing() -> list[Library]:
     """What the runners of this process lack."""
     found = {recipe.path: recipe for held in sets() for recipe in held.missing()}
     return list(found.values())
 
 
-def failed(recipe: Recipe, code: int, errors: str) -> None:
+def failed(recipe: Library, code: int, errors: str) -> None:
     """A build ended with ``code`` and this on stderr: those steps stay eager in this process."""
     failures[recipe.path] = packages.failure(code, errors)
 
@@ -207,10 +211,12 @@ class CompiledRunner(FusedRunner):
         self._short: CompiledRunner | None = None
         self._views: tuple[Tensor, list[Tensor]] | None = None
 
+    compiled_path = COMPILED
+
     @property
     def path(self) -> str:  # type: ignore[override]
         """Which implementation computes the passes; changes only with ``StepSet.take_up``."""
-        return COMPILED if self.steps.steps else EAGER
+        return self.compiled_path if self.steps.steps else EAGER
 
     def path_note(self) -> str:
         """Why it is not compiled, or ""."""
@@ -224,7 +230,7 @@ class CompiledRunner(FusedRunner):
         # The last one is kept: its steps are built behind the runs, and it is asked for again by the next one.
         if self._short is None or self._short.layers != layers:
             full = super().short(layers)
-            self._short = CompiledRunner(
+            self._short = type(self)(
                 self.weights,
                 self._steps_of(layers),
                 self._steps_of,

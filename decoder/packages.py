@@ -22,12 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -76,6 +76,10 @@ class Recipe:
         """True when its library is there."""
         return self.path.is_file()
 
+    def command(self) -> list[str]:
+        """See ``Library``."""
+        return [sys.executable, "-m", "decoder.packages", json.dumps(asdict(self)), str(self.path)]
+
 
 def compiler() -> str | None:
     """The C++ compiler that would be used."""
@@ -114,19 +118,23 @@ def _options() -> dict[str, Any]:
     return {"freezing": True} | (tiles if torch.cpu._is_amx_tile_supported() else {})
 
 
-@lru_cache(maxsize=1)
 def _surroundings() -> tuple[str, ...]:
     """What besides the recipe decides whether a library fits: libraries, options, the exact processor."""
+    return torch.__version__, version("transformers"), json.dumps(_options()), processor()
+
+
+@lru_cache(maxsize=1)
+def processor() -> str:
+    """Identifies this very processor: a library is compiled for it, and another of the same kind may lack an
+    instruction."""
     capability = torch.backends.cpu.get_cpu_capability()
     about = [platform.machine(), capability, torch.cpu._is_avx512_bf16_supported(), torch.cpu._is_amx_tile_supported()]
     try:
-        # Libraries are compiled for this very processor: another of the same kind may lack an instruction.
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         about += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
     except OSError:
         about.append(platform.processor())
-    processor = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
-    return torch.__version__, version("transformers"), json.dumps(_options()), processor
+    return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
 
 @lru_cache
@@ -168,20 +176,42 @@ def load(path: Path) -> Step | None:
 
 
 HOME = Path(__file__).resolve().parent.parent
-"""Where ``command`` is run."""
+"""Where a library's ``command`` is run."""
 
 
-def command(recipe: Recipe, *manners: str) -> list[str]:
-    """The command that builds ``recipe`` in a process of its own; with "modest" it leaves the processor to others."""
-    return [sys.executable, "-m", "decoder.packages", json.dumps(asdict(recipe)), str(recipe.path), *manners]
+class Library(Protocol):
+    """What can be built apart: a ``Recipe``, or the kernel."""
+
+    @property
+    def name(self) -> str:
+        """Of the model, or what it is."""
+
+    @property
+    def width(self) -> int:
+        """Tokens per pass."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of weights inside."""
+
+    @property
+    def path(self) -> Path:
+        """Where its library is, or would be."""
+
+    @property
+    def built(self) -> bool:
+        """True when it is there."""
+
+    def command(self) -> list[str]:
+        """What builds it in a process of its own; with "modest" behind it leaves the processor to others."""
 
 
-def build_apart(recipe: Recipe) -> None:
+def build_apart(library: Library) -> None:
     """Build in a process of its own, so that its memory goes when it ends. Raises ModelError."""
-    done = subprocess.run(command(recipe), cwd=HOME, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
-    if done.returncode or not recipe.built:
+    done = subprocess.run(library.command(), cwd=HOME, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    if done.returncode or not library.built:
         said = failure(done.returncode, done.stderr.decode(errors="replace"))
-        raise ModelError(f"{recipe.name} could not be compiled for {recipe.width} tokens per pass: {said}")
+        raise ModelError(f"{library.name} could not be compiled for {library.width} tokens per pass: {said}")
 
 
 def failure(code: int, errors: str) -> str:
@@ -194,21 +224,31 @@ def failure(code: int, errors: str) -> str:
 
 
 def build(recipe: Recipe) -> None:
-    """Compile ``recipe`` in this process. A second builder of the same step waits for the first and finds it done."""
-    path = recipe.path
+    """Compile ``recipe`` in this process."""
+    with building(recipe.path) as work:
+        if work is None:
+            return
+        # Whatever the compiler leaves behind lies here and goes at the end; also the temporary files of g++.
+        os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["TMPDIR"] = str(work / "inductor"), str(work)
+        tempfile.tempdir = None
+        _compile(recipe, work / "step.pt2").replace(recipe.path)
+
+
+@contextlib.contextmanager
+def building(path: Path) -> Iterator[Path | None]:
+    """Yields a folder to build ``path`` in, which goes at the end; None where it is there already. A second builder of
+    the same library waits for the first and finds it done."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _forget_old()
     with _locked(path.with_suffix(".lock")):
-        if recipe.built:
+        if path.is_file():
+            yield None
             return
         work = path.with_suffix(".work")
         shutil.rmtree(work, ignore_errors=True)  # of a builder that was killed
         work.mkdir()
-        # Whatever the compiler leaves behind lies here and goes at the end; also the temporary files of g++.
-        os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["TMPDIR"] = str(work / "inductor"), str(work)
-        tempfile.tempdir = None
         try:
-            _compile(recipe, work / "step.pt2").replace(path)
+            yield work
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
@@ -266,18 +306,24 @@ def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
         yield held
 
 
-def main(arguments: Sequence[str]) -> None:
-    """``python -m decoder.packages RECIPE PATH [modest]``: build one step."""
-    if "modest" in arguments[2:]:
+def builder_main(arguments: Sequence[str], path: Path, work: Callable[[], None]) -> None:
+    """The end of a builder's command line, "PATH [modest]": do ``work`` if it makes just that library; one line on
+    stderr where it fails."""
+    if "modest" in arguments[1:]:
         be_modest()
-    recipe = Recipe(**json.loads(arguments[0]))
     try:
-        if str(recipe.path) != arguments[1]:
+        if str(path) != arguments[0]:
             raise RuntimeError("the program was changed since it was started")
-        build(recipe)
+        work()
     except Exception as error:
         print(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def main(arguments: Sequence[str]) -> None:
+    """``python -m decoder.packages RECIPE PATH [modest]``: build one step."""
+    recipe = Recipe(**json.loads(arguments[0]))
+    builder_main(arguments[1:], recipe.path, lambda: build(recipe))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Compiling:
         """See ``decoder.builder.Work``."""
         from decoder import packages
 
-        return packages.command(job, "modest"), packages.HOME
+        return [*job.command(), "modest"], packages.HOME
 
     def failed(self, job: Any, code: int, errors: str) -> None:
         """See ``decoder.builder.Work``."""

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoder import loading, packages
+from decoder import kernel, loading, packages
 from decoder.compiled import StepSet, model_steps
+from decoder.fused import Weights
+from decoder.kernel_runner import KernelSet
 from decoder.steps import EXIT_WIDTHS
 
 CACHE = Path(__file__).resolve().parents[1] / ".pytest_cache" / "redline"
@@ -29,10 +31,10 @@ needs_compiler = pytest.mark.skipif(packages.compiler() is None, reason="there i
 
 
 @contextmanager
-def compiling() -> Iterator[None]:
-    """Compiled steps are on, in the session's cache folder; everywhere else in the tests they are off."""
-    before = {name: os.environ.get(name) for name in ("REDLINE_CACHE", "REDLINE_COMPILE")}
-    os.environ |= {"REDLINE_CACHE": str(CACHE), "REDLINE_COMPILE": "1"}
+def compiling(*, kernel: bool = False) -> Iterator[None]:
+    """Compiled steps are on, or the kernel, in the session's cache folder; elsewhere in the tests they are off."""
+    before = {name: os.environ.get(name) for name in ("REDLINE_CACHE", "REDLINE_COMPILE", "REDLINE_KERNEL")}
+    os.environ |= {"REDLINE_CACHE": str(CACHE), "REDLINE_COMPILE": "1", "REDLINE_KERNEL": "1" if kernel else "0"}
     try:
         yield
     finally:
@@ -63,3 +65,14 @@ def tiny_steps(layers: int = 0) -> StepSet:
         steps.settle()
     assert steps.steps, steps.note()
     return steps
+
+
+@lru_cache
+def built_kernel(weights: Weights) -> KernelSet:
+    """The kernel on ``weights``, built once a session for each dtype."""
+    with compiling(kernel=True):
+        assert kernel.why_not(weights) is None
+        held = KernelSet(weights, str(weights.embedding.dtype).removeprefix("torch."), CONTEXT)
+        held.settle()
+    assert held.steps, held.note()
+    return held

@@ -10,14 +10,15 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from decoder import packages
+from decoder import kernel, packages
 from decoder.compiled import CompiledRunner
 from decoder.engine import SpeculativeDecoder, Target
 from decoder.fused import FusedRunner, Weights
 from decoder.graphs import GraphRunner, Recordings
+from decoder.kernel_runner import KernelRunner
 from decoder.proposers.base import Proposer
 from decoder.target import ModelRunner, RowRunner
-from tests.compiled_steps import tiny_steps
+from tests.compiled_steps import built_kernel, tiny_steps
 from tests.tape import TapeCapture
 
 CONTEXT = 3072
@@ -71,7 +72,11 @@ def tiny_llama(seed: int = 0, layers: int = 3, vocab_size: int = 384) -> Any:
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
-PATHS = ("generic", "fused", "graphs", *(("compiled",) if packages.compiler() else ()))
+PATHS = (
+    *("generic", "fused", "graphs"),
+    *(("compiled",) if packages.compiler() else ()),
+    *(("kernel",) if kernel.compiler() else ()),
+)
 """Without a C++ compiler nothing runs compiled; the tests of compiled steps are skipped then, and say why."""
 
 
@@ -91,6 +96,9 @@ def runner_of(model: Any, context: int = CONTEXT, path: str = "fused") -> RowRun
     if path == "generic":
         return ModelRunner(model, context=context, device="cpu")
     weights = weights_of(model)
+    if path == "kernel":
+        held = built_kernel(weights)
+        return KernelRunner(weights, held, lambda layers: held, context=context, device="cpu")
     if path == "graphs":
         return GraphRunner(weights, Recordings(TapeCapture(), "cpu"), context=context, device="cpu")
     return FusedRunner(weights, context=context, device="cpu")

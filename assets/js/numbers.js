@@ -150,11 +150,11 @@
     const ran = (role) => {
       const note = v[`${role}_path_note`];
       const path = v[`${role}_path`];
-      if (note || path !== "compiled") return `${/^(eager|compiled)/.test(path) ? `was ${path}` : `used ${path.replace(/^CUDA graph\b/, "CUDA graphs")}`}${note ? `: ${note}` : ""}`;
+      if (note || !/^compiled/.test(path)) return `${/^(eager|compiled)/.test(path) ? `was ${path}` : `used ${path.replace(/^CUDA graph\b/, "CUDA graphs")}`}${note ? `: ${note}` : ""}`;
       const limits = [];
       if (run.k + 1 > Number(v[`${role}_compiled_width`]) && run.proposer !== "none" && role === "target") limits.push(`passes of at most ${v[`${role}_compiled_width`]} tokens`);
       if (run.num_prompt_tokens + store.totals.tokens > Number(v[`${role}_compiled_context`])) limits.push(`the first ${fmt.int(Number(v[`${role}_compiled_context`]))} tokens of text`);
-      return `was compiled${limits.length ? ` for ${limits.join(" and ")}, eager beyond` : ""}`;
+      return `was ${path}${limits.length ? ` for ${limits.join(" and ")}, eager beyond` : ""}`;
     };
     const words = [];
     const floor = run.floor_ms;

@@ -174,6 +174,7 @@ def steps_on(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(assemble, "_runners", {})
     monkeypatch.setenv("REDLINE_CACHE", str(CACHE))
     monkeypatch.setenv("REDLINE_COMPILE", "1")
+    monkeypatch.setenv("REDLINE_KERNEL", "0")
     return str(tiny_folder())
 
 
@@ -268,10 +269,10 @@ def test_a_step_is_another_one_for_other_weights_options_and_sources(monkeypatch
     changed = [{"fingerprint": "x"}, {"dtype": "bfloat16"}, {"options": {"layers": 1}}, {"width": 2}, {"threads": 7}]
     paths = {recipe.path, *(packages.Recipe(**{**recipe.__dict__, **one}).path for one in changed)}
     monkeypatch.setattr(torch, "__version__", "9.9")
-    packages._surroundings.cache_clear()
+    packages.processor.cache_clear()
     paths.add(recipe.path)
     monkeypatch.undo()
-    packages._surroundings.cache_clear()
+    packages.processor.cache_clear()
     assert len(paths) == 7
 
 
@@ -315,7 +316,7 @@ def test_a_builder_of_another_version_builds_nothing(tmp_path: Path, monkeypatch
     monkeypatch.setenv("REDLINE_CACHE", str(tmp_path))
     loaded = loading.load(str(tiny_folder()), "float32", "cpu")
     recipe = model_steps(loaded, (1,)).recipes[1]
-    command = packages.command(recipe)
+    command = recipe.command()
     command[-1] += ".other"
     done = subprocess.run(command, cwd=packages.HOME, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -338,7 +339,7 @@ def test_the_second_builder_of_a_step_waits_and_finds_it(tmp_path: Path, monkeyp
     recipe.path.parent.mkdir(parents=True)
     with recipe.path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        second = subprocess.Popen(packages.command(recipe), cwd=packages.HOME, stderr=subprocess.PIPE)
+        second = subprocess.Popen(recipe.command(), cwd=packages.HOME, stderr=subprocess.PIPE)
         with pytest.raises(subprocess.TimeoutExpired):
             second.wait(timeout=6)
         recipe.path.write_bytes(b"built by the first")
@@ -378,6 +379,6 @@ def test_libraries_that_nobody_uses_go(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_recipe_survives_the_way_to_its_builder() -> None:
     recipe = packages.Recipe("a:b", "/x", "float32", 3, "f", name="owner/name", size=5, options={"layers": 2})
-    again = packages.Recipe(**json.loads(packages.command(recipe)[3]))
+    again = packages.Recipe(**json.loads(recipe.command()[3]))
     assert again == recipe
     assert "/" not in str(recipe.path.relative_to(cache.compiled_dir())).split("/w3.so")[0]
