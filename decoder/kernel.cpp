@@ -45,6 +45,7 @@ typedef uint8_t b16 __attribute__((vector_size(16), aligned(1)));
 typedef uint16_t h16 __attribute__((vector_size(32), aligned(2)));
 
 static const int WIDE = 6;      // tokens that share one reading of the weights' registers
+static const i64 BLOCK = 64;    // rows of a matrix whose sums are kept until they are rounded
 static const i64 CHUNK = 64;    // slots of the cache that are mixed at a time
 static const i64 LINE = 16;     // floats of a cache line
 
@@ -149,7 +150,26 @@ static inline __m512 totals(const __m512* v) {
         c[i] = lanes(b[2 * i], b[2 * i + 1]);
     return lanes(c[0], c[1]);
 }
+
+// The sums of 4 vectors, added in the same order.
+static inline __m128 totals_of_four(const __m512* v) {
+    __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+    __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+    __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+    __m512 sum = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    sum = _mm512_add_ps(sum, _mm512_shuffle_f32x4(sum, sum, 0xb1));
+    return _mm512_castps512_ps128(_mm512_add_ps(sum, _mm512_shuffle_f32x4(sum, sum, 0x4e)));
+}
 #endif
+
+static inline f16 fit(f16 value) {
+#if WEIGHT_BF16
+    u16 bits = (u16)value, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u;
+    return (f16)((bits & 0x7fffffff) > 0x7f800000 ? bits | 0x400000 : rounded);
+#else
+    return value;
+#endif
+}
 
 static inline f16 exponential(f16 x) {
     x = x < -87.0f ? (f16){} - 87.0f : x;
@@ -221,7 +241,9 @@ static inline void dots(const W* w, i64 size, const X* x, i64 stride, float* out
         __m512bh rows[R];
         for (int r = 0; r < R; r++) {
             rows[r] = (__m512bh)_mm512_loadu_si512(w + r * size + k);
-            _mm_prefetch((const char*)(w + (R + r) * size + k), _MM_HINT_T0);
+            // What comes behind these rows; the more there is to compute, the longer ahead.
+            const W* ahead = T <= 2 ? w + (R + r) * size + k : w + 2 * R * size + k * R + r * 32;
+            _mm_prefetch((const char*)ahead, _MM_HINT_NTA);
         }
         for (int t = 0; t < T; t++) {
             __m512bh token = (__m512bh)_mm512_loadu_si512(x + t * stride + k);
@@ -238,10 +260,19 @@ static inline void dots(const W* w, i64 size, const X* x, i64 stride, float* out
             }
         }
     }
-    for (int done = 0; done < R * T; done += 16) {
+    const __m512* sums = &sum[0][0];
+    int done = 0;
+    for (; done + 16 <= R * T; done += 16) _mm512_storeu_ps(out + done, totals(sums + done));
+    if (R * T - done > 8) {
         __m512 some[16];
-        for (int i = 0; i < 16; i++) some[i] = done + i < R * T ? (&sum[0][0])[done + i] : _mm512_setzero_ps();
+        for (int i = 0; i < 16; i++) some[i] = done + i < R * T ? sums[done + i] : _mm512_setzero_ps();
         _mm512_storeu_ps(out + done, totals(some));
+        done = R * T;
+    }
+    for (; done < R * T; done += 4) {
+        __m512 some[4];
+        for (int i = 0; i < 4; i++) some[i] = done + i < R * T ? sums[done + i] : _mm512_setzero_ps();
+        _mm_storeu_ps(out + done, totals_of_four(some));
     }
 #else
     f16 sum[R][T] = {};
@@ -266,44 +297,47 @@ static inline void dots(const W* w, i64 size, const X* x, i64 stride, float* out
 
 template <int T>
 struct Rows {
-    static const int value = T <= 2 ? 8 : 4;
+    static const int value = T <= 2 ? 8 : T == 3 ? 5 : 4;  // their sums fill the registers
 };
 
-// Rows [from, to) of w [.., size] for T tokens: emit(row, token, value).
-template <int T, class Emit>
-static void rows_for(const W* w, i64 size, i64 from, i64 to, const X* x, i64 stride, int first, const Emit& emit) {
+// out[t * BLOCK + r]: `count` rows of w, at most BLOCK, for T tokens.
+template <int T>
+static void rows_for(const W* w, i64 size, i64 count, const X* x, i64 stride, float* out) {
     const int R = Rows<T>::value;
-    float out[(R * T + 15) / 16 * 16];
-    i64 row = from;
-    for (; row + R <= to; row += R) {
-        dots<R, T>(w + row * size, size, x, stride, out);
+    float some[(R * T + 15) / 16 * 16];
+    i64 row = 0;
+    for (; row + R <= count; row += R) {
+        dots<R, T>(w + row * size, size, x, stride, some);
         for (int r = 0; r < R; r++)
-            for (int t = 0; t < T; t++) emit(row + r, first + t, out[r * T + t]);
+            for (int t = 0; t < T; t++) out[t * BLOCK + row + r] = some[r * T + t];
     }
-    for (; row < to; row++) {
-        dots<1, T>(w + row * size, size, x, stride, out);
-        for (int t = 0; t < T; t++) emit(row, first + t, out[t]);
+    for (; row < count; row++) {
+        dots<1, T>(w + row * size, size, x, stride, some);
+        for (int t = 0; t < T; t++) out[t * BLOCK + row] = some[t];
     }
 }
 
+// The rows of w [.., size] for `width` tokens x: emit(first row, how many, token, their sums), for some rows at a time.
 template <class Emit>
 static void product(const W* w, i64 size, Share rows, const X* x, i64 stride, int width, const Emit& emit) {
+    alignas(64) float out[WIDE * BLOCK];
     // More than WIDE tokens go in equal groups through rows that stay in the cache meanwhile.
-    int groups = (width + WIDE - 1) / WIDE;
-    i64 block = groups == 1 ? rows.to - rows.from : 16;
-    for (i64 from = rows.from; from < rows.to; from += block) {
-        i64 to = std::min(from + block, rows.to);
+    const int groups = (width + WIDE - 1) / WIDE;
+    for (i64 row = rows.from; row < rows.to; row += BLOCK) {
+        const i64 some = std::min(BLOCK, rows.to - row);
+        const W* part = w + row * size;
         for (int g = 0; g < groups; g++) {
-            int first = width * g / groups, count = width * (g + 1) / groups - first;
+            const int first = width * g / groups, count = width * (g + 1) / groups - first;
             const X* at = x + first * stride;
             switch (count) {
-                case 1: rows_for<1>(w, size, from, to, at, stride, first, emit); break;
-                case 2: rows_for<2>(w, size, from, to, at, stride, first, emit); break;
-                case 3: rows_for<3>(w, size, from, to, at, stride, first, emit); break;
-                case 4: rows_for<4>(w, size, from, to, at, stride, first, emit); break;
-                case 5: rows_for<5>(w, size, from, to, at, stride, first, emit); break;
-                case 6: rows_for<6>(w, size, from, to, at, stride, first, emit); break;
+                case 1: rows_for<1>(part, size, some, at, stride, out); break;
+                case 2: rows_for<2>(part, size, some, at, stride, out); break;
+                case 3: rows_for<3>(part, size, some, at, stride, out); break;
+                case 4: rows_for<4>(part, size, some, at, stride, out); break;
+                case 5: rows_for<5>(part, size, some, at, stride, out); break;
+                case 6: rows_for<6>(part, size, some, at, stride, out); break;
             }
+            for (int t = 0; t < count; t++) emit(row, some, first + t, out + t * BLOCK);
         }
     }
 }
@@ -334,19 +368,12 @@ static void rotate(float* x, const W* cos, const W* sin, i64 size) {
 }
 
 static void activate(const float* gate, const float* up, i64 size, int gelu, X* to) {
-    i64 i = 0;
-    for (; i < size; i += 16) {
-        float g[16] = {}, u[16] = {};
+    for (i64 i = 0; i < size; i += 16) {
         i64 count = std::min<i64>(16, size - i);
-        std::memcpy(g, gate + i, count * 4);
-        std::memcpy(u, up + i, count * 4);
-        f16 v = load(g), inside = v;
-        if (gelu) inside = 1.59576912160573071f * (v + 0.044715f * v * v * v);
-        f16 a = v / (1.0f + exponential(-inside));
-        for (i64 j = 0; j < count; j++) {
-            float value = fit(fit(a[j]) * u[j]);
-            narrow(value, to[i + j]);
-        }
+        f16 g = fit(load_some(gate + i, count)), u = fit(load_some(up + i, count)), inside = g;
+        if (gelu) inside = 1.59576912160573071f * (g + 0.044715f * g * g * g);
+        f16 value = fit(fit(g / (1.0f + exponential(-inside))) * u);
+        for (i64 j = 0; j < count; j++) narrow(value[j], to[i + j]);
     }
 }
 
@@ -410,6 +437,7 @@ static void mix_chunk(const Model& m, const Pass& p, const Work& w, i64 layer, i
     const i64 from = chunk * CHUNK, count = std::min(CHUNK, p.seen - from);
     const i64 place = layer * p.layer_stride + row * p.row_stride + kv * p.head_stride + from * d;
     const W *keys = p.keys + place, *values = p.values + place;
+    const i64 room = p.head_stride / d - from;  // slots up to the end of the cache
     const float scale = 1.0f / std::sqrt((float)d);
     alignas(64) float weights[4 * CHUNK] = {};
     float* parts[4];
@@ -425,7 +453,8 @@ static void mix_chunk(const Model& m, const Pass& p, const Work& w, i64 layer, i
             float* wide = weights + b * CHUNK;
             parts[b] = w.part + at * d;
             i64 n = 0;
-            for (; n + 16 <= count; n += 16) dots<16, 1>(keys + n * d, d, q, 0, wide + n);
+            // Sixteen slots at a time, also where fewer are in use: nothing is made of the rest.
+            for (; n < count && n + 16 <= room; n += 16) dots<16, 1>(keys + n * d, d, q, 0, wide + n);
             for (; n < count; n++) {
                 float one[16];
                 dots<1, 1>(keys + n * d, d, q, 0, one);
@@ -506,8 +535,12 @@ static void run(const Model& m, const Pass& p, const Work& w, Barrier& barrier, 
             for (i64 i = 0; i < p.taps; i++)
                 if (p.tap_layers[i] == layer) copy_hidden(w.hidden, p.tapped[i]);
         normed(l.attention_norm);
-        product(l.qkv, H, share(all, 16, me, threads), x, H, width, [&](i64 r, int t, float v) {
-            w.qkv[t * all + r] = fit(l.qkv_bias ? v + widen(l.qkv_bias[r]) : v);
+        product(l.qkv, H, share(all, 16, me, threads), x, H, width, [&](i64 r, i64 count, int t, const float* v) {
+            float* to = w.qkv + t * all + r;
+            if (l.qkv_bias)
+                for (i64 i = 0; i < count; i++) to[i] = fit(v[i] + widen(l.qkv_bias[r + i]));
+            else
+                for (i64 i = 0; i < count; i++) to[i] = fit(v[i]);
         });
         barrier.wait(threads);
         // A head of q or k, of one token: its norm, its position; keys and values go to the cache.
@@ -540,14 +573,20 @@ static void run(const Model& m, const Pass& p, const Work& w, Barrier& barrier, 
         for (i64 item = heads.from; item < heads.to; item++)
             merge(m, p, w, chunks, item / m.heads, item % m.heads, row);
         barrier.wait(threads);
-        product(l.out, q_size, share(H, 16, me, threads), w.mixed, q_size, width, [&](i64 r, int t, float v) {
-            float& to = w.hidden[t * H + r];
-            to = fit(to + fit(l.out_bias ? v + widen(l.out_bias[r]) : v));
+        Share rows = share(H, 16, me, threads);
+        product(l.out, q_size, rows, w.mixed, q_size, width, [&](i64 r, i64 count, int t, const float* v) {
+            float* to = w.hidden + t * H + r;
+            if (l.out_bias)
+                for (i64 i = 0; i < count; i++) to[i] = fit(to[i] + fit(v[i] + widen(l.out_bias[r + i])));
+            else
+                for (i64 i = 0; i < count; i++) to[i] = fit(to[i] + fit(v[i]));
         });
         barrier.wait(threads);
         normed(l.mlp_norm);
         Share inner = share(m.inner, 16, me, threads);
-        auto keep = [&](i64 r, int t, float v) { w.gate_up[t * 2 * m.inner + r] = fit(v); };
+        auto keep = [&](i64 r, i64 count, int t, const float* v) {
+            std::memcpy(w.gate_up + t * 2 * m.inner + r, v, count * 4);
+        };
         product(l.gate_up, H, inner, x, H, width, keep);
         product(l.gate_up, H, {inner.from + m.inner, inner.to + m.inner}, x, H, width, keep);
         for (i64 t = 0; t < width; t++) {
@@ -555,9 +594,9 @@ static void run(const Model& m, const Pass& p, const Work& w, Barrier& barrier, 
             activate(gate, gate + m.inner, inner.to - inner.from, m.gelu, w.inner + t * m.inner + inner.from);
         }
         barrier.wait(threads);
-        product(l.down, m.inner, share(H, 16, me, threads), w.inner, m.inner, width, [&](i64 r, int t, float v) {
-            float& to = w.hidden[t * H + r];
-            to = fit(to + fit(v));
+        product(l.down, m.inner, rows, w.inner, m.inner, width, [&](i64 r, i64 count, int t, const float* v) {
+            float* to = w.hidden + t * H + r;
+            for (i64 i = 0; i < count; i++) to[i] = fit(to[i] + fit(v[i]));
         });
         barrier.wait(threads);
     }
@@ -568,8 +607,13 @@ static void run(const Model& m, const Pass& p, const Work& w, Barrier& barrier, 
             for (i64 i = 0; i < H; i++) narrow(row[i], p.normed[t * H + i]);
         }
     i64 first = p.first_logit;
-    product(m.head, H, share(m.vocab, 16, me, threads), x + first * H, H, p.logit_count, [&](i64 r, int t, float v) {
-        narrow(m.head_bias ? v + widen(m.head_bias[r]) : v, p.logits[t * m.vocab + r]);
+    Share words = share(m.vocab, 16, me, threads);
+    product(m.head, H, words, x + first * H, H, p.logit_count, [&](i64 r, i64 count, int t, const float* v) {
+        W* to = p.logits + t * m.vocab + r;
+        if (m.head_bias)
+            for (i64 i = 0; i < count; i++) narrow(v[i] + widen(m.head_bias[r + i]), to[i]);
+        else
+            for (i64 i = 0; i < count; i++) narrow(v[i], to[i]);
     });
 }
 
