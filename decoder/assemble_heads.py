@@ -13,6 +13,7 @@ from decoder.heads.load import borrow, load_head
 from decoder.heads.models import MedusaHeads, RecurrentHead
 from decoder.heads.native import load_native
 from decoder.heads.runner import HeadRunner
+from decoder.kernel_runner import give_layers
 from decoder.linear import pack_all
 from decoder.loading import LoadedModel, Progress
 from decoder.proposers.base import Proposer
@@ -73,6 +74,8 @@ def _named(
             facts = TargetFacts.of_config(loaded.name, loaded.model.config)
             head = load_head(part, layout, facts, borrowed)
             pack_all(head)
+            if loaded.device == "cpu":
+                give_layers(head, loaded.dtype)
             _kept[key] = loaded, head
     head = _kept[key][1]
     versions = {

@@ -25,7 +25,7 @@ from decoder.packages import Library, Recipe, Step
 from decoder.steps import DRAFT_WIDTHS, FEWEST_SEEN, REACH, tapped
 from decoder.target import tree_mask
 
-EAGER, COMPILED = "eager, fused", "compiled"
+EAGER, COMPILED, KERNEL = "eager, fused", "compiled", "compiled kernel"
 
 
 class StepSet:

@@ -64,6 +64,8 @@ struct Model {
     const Layer* layers;
 };
 
+// A whole model: from ids to logits. Logits null: layers alone, from `residual` to `normed` (not normed then), the first of
+// them reading `read` instead of the normed residual.
 struct Pass {
     i64 layers, rows, each;  // each: tokens of a row; there are rows * each = width
     i64 width, seen, layer_stride, row_stride, head_stride, first_logit, logit_count, taps, threads;
@@ -72,6 +74,8 @@ struct Pass {
     W *keys, *values;    // [layers, rows, kv_heads, capacity, head_dim] with the strides above
     W *logits, *normed;  // [logit_count, vocab] of the tokens from first_logit on; [width, hidden] or null
     W* const* tapped;    // [width, hidden] each
+    i64 inputs;          // values of a token in `read`
+    const W *read, *residual;  // [width, inputs], [width, hidden]; null in a whole model
 };
 }
 
@@ -508,7 +512,7 @@ static void merge(const Model& m, const Pass& p, const Work& w, i64 chunks, i64 
 static void run(const Model& m, const Pass& p, const Work& w, Barrier& barrier, int me, int threads) {
     const i64 H = m.hidden, d = m.head_dim, q_size = m.heads * d, kv_size = m.kv_heads * d;
     const i64 all = q_size + 2 * kv_size, width = p.width, chunks = (p.seen + CHUNK - 1) / CHUNK;
-    std::vector<float> own(width * H + std::max(H, d) + LINE);
+    std::vector<float> own(width * std::max(H, p.inputs) + std::max(H, d) + LINE);
     float* row = own.data();
     X* x = (X*)(row + (std::max(H, d) + LINE - 1) / LINE * LINE);
     auto normed = [&](const W* weight) {
@@ -522,7 +526,7 @@ static void run(const Model& m, const Pass& p, const Work& w, Barrier& barrier, 
     };
     if (me == 0)
         for (i64 t = 0; t < width; t++) {
-            const W* from = m.embedding + p.ids[t] * H;
+            const W* from = p.residual ? p.residual + t * H : m.embedding + p.ids[t] * H;
             for (i64 i = 0; i < H; i++) {
                 float value = widen(from[i]);
                 w.hidden[t * H + i] = m.embedding_scale != 1.0f ? fit(value * m.embedding_scale) : value;
@@ -534,8 +538,12 @@ static void run(const Model& m, const Pass& p, const Work& w, Barrier& barrier, 
         if (me == 0)
             for (i64 i = 0; i < p.taps; i++)
                 if (p.tap_layers[i] == layer) copy_hidden(w.hidden, p.tapped[i]);
-        normed(l.attention_norm);
-        product(l.qkv, H, share(all, 16, me, threads), x, H, width, [&](i64 r, i64 count, int t, const float* v) {
+        const i64 inputs = layer == 0 && p.read ? p.inputs : H;
+        if (layer == 0 && p.read)
+            for (i64 i = 0; i < width * inputs; i++) narrow(widen(p.read[i]), x[i]);
+        else
+            normed(l.attention_norm);
+        product(l.qkv, inputs, share(all, 16, me, threads), x, inputs, width, [&](i64 r, i64 count, int t, const float* v) {
             float* to = w.qkv + t * all + r;
             if (l.qkv_bias)
                 for (i64 i = 0; i < count; i++) to[i] = fit(v[i] + widen(l.qkv_bias[r + i]));
@@ -599,6 +607,10 @@ static void run(const Model& m, const Pass& p, const Work& w, Barrier& barrier, 
             for (i64 i = 0; i < count; i++) to[i] = fit(to[i] + fit(v[i]));
         });
         barrier.wait(threads);
+    }
+    if (!p.logits) {
+        if (me == 0) copy_hidden(w.hidden, p.normed);
+        return;
     }
     normed(m.norm);
     if (me == 0 && p.normed)

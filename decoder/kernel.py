@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,14 +44,21 @@ def compiler() -> str | None:
 
 def why_not(weights: Weights) -> str | None:
     """Why this kernel cannot compute with ``weights`` here, or None."""
-    if os.environ.get("REDLINE_KERNEL") == "0":
-        return "the kernel is switched off (REDLINE_KERNEL=0)"
     first = weights.stack[0]
     tensors = [weights.embedding, weights.head.weight, first.qkv.weight, first.out.weight, first.down.weight]
-    if weights.embedding.dtype not in _DTYPES.values() or len({t.dtype for t in tensors}) > 1:
-        return f"the kernel computes in {' and '.join(_DTYPES)} only"
+    if len({t.dtype for t in tensors}) > 1:
+        return "its weights are of several dtypes"
     if not all(t.is_contiguous() for t in tensors):
         return "its weights do not lie row by row"
+    return why_not_dtype(weights.embedding.dtype)
+
+
+def why_not_dtype(dtype: torch.dtype) -> str | None:
+    """Why there can be no kernel for ``dtype`` here, or None."""
+    if os.environ.get("REDLINE_KERNEL") == "0":
+        return "the kernel is switched off (REDLINE_KERNEL=0)"
+    if dtype not in _DTYPES.values():
+        return f"the kernel computes in {' and '.join(_DTYPES)} only"
     return _no_library()
 
 
@@ -150,25 +158,101 @@ class _Pass(ctypes.Structure):
         *((name, _WHOLE) for name in ("first_logit", "logit_count", "taps", "threads")),
         *((name, _POINTER) for name in ("ids", "positions", "slots", "tap_layers", "mask", "keys", "values")),
         *((name, _POINTER) for name in ("logits", "normed", "tapped")),
+        ("inputs", _WHOLE),
+        *((name, _POINTER) for name in ("read", "residual")),
     ]
 
 
-class Kernel:
-    """The library on a model's weights, for positions below ``reach``. The weights stay where they are."""
+class _Loaded:
+    """The library, and the addresses of tensors that stay as long as it."""
 
-    def __init__(self, library: Path, weights: Weights, reach: int) -> None:
+    def __init__(self, library: Path, blocks: Sequence[Any]) -> None:
         self._run = ctypes.CDLL(str(library)).redline_pass
         self._run.restype = None
-        self.weights, self.reach = weights, reach
-        cos, sin = weights.rotary(weights.embedding[:1], torch.arange(reach)[None])
-        first = weights.stack[0]
-        self._layers = (_Layer * len(weights.stack))()
-        self._kept: list[Tensor | None] = []
-        for layer, b in zip(self._layers, weights.stack, strict=True):
+        self._kept: list[Tensor] = []
+        self._layers = (_Layer * len(blocks))()
+        for layer, b in zip(self._layers, blocks, strict=True):
             parts = (b.attention_norm, b.qkv.weight, b.qkv.bias, b.q_norm, b.k_norm)
             rest = (b.out.weight, b.out.bias, b.mlp_norm, b.gate_up.weight, b.down.weight)
             for name, tensor in zip(_PARTS, (*parts, *rest), strict=True):
                 setattr(layer, name, self._address(tensor))
+
+    def _address(self, tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        tensor = tensor.detach().contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def _call(self, model: _Model, **values: Any) -> None:
+        """One pass. The tensors behind ``values`` are held by the caller."""
+        self._run(ctypes.byref(model), ctypes.byref(_Pass(threads=torch.get_num_threads(), **values)))
+
+
+class LayerKernel(_Loaded):
+    """The library on one layer that stands alone (``decoder.heads.layer.HeadLayer``)."""
+
+    def __init__(self, library: Path, layer: Any) -> None:
+        super().__init__(library, [layer])
+        self._model = _Model(
+            hidden=layer.out.weight.shape[0],
+            heads=layer.heads,
+            kv_heads=layer.kv_heads,
+            head_dim=layer.head_dim,
+            inner=layer.down.weight.shape[1],
+            eps=layer.eps,
+            embedding_scale=1.0,
+            layers=ctypes.addressof(self._layers),
+        )
+
+    def __call__(
+        self,
+        read: Tensor,
+        residual: Tensor,
+        rope: tuple[Tensor, Tensor],
+        slots: Tensor,
+        mask: Tensor,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        """What ``HeadLayer.forward`` gives, [B, T, H]: ``read`` [B, T, inputs], ``residual`` [B, T, H], cosines and
+        sines of each token, ``slots`` [B, T] of keys and values [B, kv_heads, S, d], ``mask`` [B * T, N]."""
+        batch, width = read.shape[:2]
+        read, residual, slots, mask = (tensor.contiguous() for tensor in (read, residual, slots, mask))
+        cos, sin = (part.expand(batch, width, 1, -1).contiguous() for part in rope)
+        self._model.cos, self._model.sin = cos.data_ptr(), sin.data_ptr()
+        places = torch.arange(batch * width)
+        out = torch.empty_like(residual)
+        self._call(
+            self._model,
+            layers=1,
+            rows=batch,
+            each=width,
+            width=batch * width,
+            seen=mask.shape[-1],
+            row_stride=keys.stride(0),
+            head_stride=keys.stride(1),
+            positions=places.data_ptr(),
+            slots=slots.data_ptr(),
+            mask=mask.data_ptr(),
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
+            normed=out.data_ptr(),
+            inputs=read.shape[-1],
+            read=read.data_ptr(),
+            residual=residual.data_ptr(),
+        )
+        return out
+
+
+class Kernel(_Loaded):
+    """The library on a model's weights, for positions below ``reach``. The weights stay where they are."""
+
+    def __init__(self, library: Path, weights: Weights, reach: int) -> None:
+        super().__init__(library, weights.stack)
+        self.weights, self.reach = weights, reach
+        cos, sin = weights.rotary(weights.embedding[:1], torch.arange(reach)[None])
+        first = weights.stack[0]
         self._model = _Model(
             hidden=weights.embedding.shape[1],
             heads=weights.heads,
@@ -188,13 +272,6 @@ class Kernel:
             sin=self._address(sin[0]),
             layers=ctypes.addressof(self._layers),
         )
-
-    def _address(self, tensor: Tensor | None) -> int | None:
-        if tensor is None:
-            return None
-        tensor = tensor.detach().contiguous()
-        self._kept.append(tensor)
-        return tensor.data_ptr()
 
     def __call__(
         self,
@@ -226,34 +303,29 @@ class Kernel:
         last = [state for i, state in zip(taps, states, strict=True) if i == layers]
         numbers = (_WHOLE * max(len(inner), 1))(*(i for i, _ in inner))
         places = (_POINTER * max(len(inner), 1))(*(place for _, place in inner))
-        self._run(
-            ctypes.byref(self._model),
-            ctypes.byref(
-                _Pass(
-                    layers=layers,
-                    rows=batch,
-                    each=width,
-                    width=count,
-                    seen=mask.shape[-1],
-                    layer_stride=keys.stride(0),
-                    row_stride=keys.stride(1),
-                    head_stride=keys.stride(2),
-                    first_logit=only or 0,
-                    logit_count=shown,
-                    taps=len(inner),
-                    threads=torch.get_num_threads(),
-                    ids=ids.data_ptr(),
-                    positions=positions.data_ptr(),
-                    slots=slots.data_ptr(),
-                    tap_layers=ctypes.addressof(numbers),
-                    mask=mask.data_ptr(),
-                    keys=keys.data_ptr(),
-                    values=values.data_ptr(),
-                    logits=logits.data_ptr(),
-                    normed=last[0].data_ptr() if last else None,
-                    tapped=ctypes.addressof(places),
-                )
-            ),
+        self._call(
+            self._model,
+            layers=layers,
+            rows=batch,
+            each=width,
+            width=count,
+            seen=mask.shape[-1],
+            layer_stride=keys.stride(0),
+            row_stride=keys.stride(1),
+            head_stride=keys.stride(2),
+            first_logit=only or 0,
+            logit_count=shown,
+            taps=len(inner),
+            ids=ids.data_ptr(),
+            positions=positions.data_ptr(),
+            slots=slots.data_ptr(),
+            tap_layers=ctypes.addressof(numbers),
+            mask=mask.data_ptr(),
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
+            logits=logits.data_ptr(),
+            normed=last[0].data_ptr() if last else None,
+            tapped=ctypes.addressof(places),
         )
         for state in last[1:]:
             state.copy_(last[0])

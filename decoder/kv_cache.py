@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -71,6 +72,24 @@ class _Layer(CacheLayerMixin):
             self.keys.scatter_(2, index.expand_as(key_states), key_states)
             self.values.scatter_(2, index.expand_as(value_states), value_states)
         return self.keys[:, :, : plan.end], self.values[:, :, : plan.end]
+
+    def room(self, like: Tensor, batch: int, heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
+        """The buffers [B, heads, capacity, head_dim], with room for what the plan says, for who writes there itself."""
+        if self.keys is None or self.keys.shape[2] < self.plan.end:
+            some = like.new_empty(batch, heads, 0, head_dim)
+            self._reserve(some, some, max(self.plan.end, BUCKET))
+            self.is_initialized = True
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
+
+    def places(self, batch: int, width: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Where the plan writes, [B, T], and what each token sees, [B * T, end]; ``mask`` None: all before it."""
+        plan = self.plan
+        slots = torch.arange(plan.start, plan.start + width).expand(batch, width) if plan.slots is None else plan.slots
+        if mask is None:
+            return slots, torch.arange(plan.end) <= slots.reshape(-1, 1)
+        return slots, mask.expand(batch, 1, width, plan.end).reshape(batch * width, plan.end)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.plan.end, 0

@@ -10,18 +10,23 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from decoder import kernel
 from decoder.heads.expect import TargetFacts
 from decoder.heads.files import open_files
+from decoder.heads.layer import HeadLayer
 from decoder.heads.layout import require
 from decoder.heads.load import borrow, load_head
 from decoder.heads.models import MedusaHeads, RecurrentHead
 from decoder.heads.runner import HeadRunner
+from decoder.kernel_runner import give_layers
 from decoder.proposers.base import Proposer
 from decoder.proposers.heads import HeadProposer, MedusaProposer
+from tests.compiled_steps import compiling
 from tests.head_forward import (
     EPS,
     FF,
@@ -320,11 +325,32 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     return folder
 
 
+ON_KERNEL = False
+"""Whether heads that are loaded from now on compute their layers with the kernel (``layers_both_ways`` sets it)."""
+
+
+@pytest.fixture(
+    params=[False, *([True] if kernel.compiler() else [])], ids=["eager", "kernel"][: 1 + bool(kernel.compiler())]
+)
+def layers_both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test runs with eager layers and with the kernel's."""
+    monkeypatch.setattr("tests.heads.ON_KERNEL", request.param)
+
+
 def load(folder: Path, name: str, model: Any) -> RecurrentHead | MedusaHeads:
     """The head in ``folder`` for the proposer ``name``."""
     files = open_files(str(folder))
     layout = require(str(folder), name, files.config, files.shapes)
-    return load_head(files, layout, facts(model), borrow(model))
+    head = load_head(files, layout, facts(model), borrow(model))
+    if ON_KERNEL:
+        with compiling(kernel=True):
+            give_layers(head, "float32")
+            for layer in head.modules():
+                if isinstance(layer, HeadLayer):
+                    assert layer.held is not None
+                    layer.held.settle()
+                    assert layer.held.steps
+    return head
 
 
 def proposer_of(name: str, head: RecurrentHead | MedusaHeads) -> Proposer:
@@ -344,9 +370,13 @@ def tiny_head(name: str) -> Proposer:
     return proposer_of(name, load_tiny(name))
 
 
-@lru_cache
 def load_tiny(name: str) -> RecurrentHead | MedusaHeads:
     """The plain head of a kind for ``predictable()``."""
+    return _load_tiny(name, ON_KERNEL)
+
+
+@lru_cache
+def _load_tiny(name: str, on_kernel: bool) -> RecurrentHead | MedusaHeads:
     with tempfile.TemporaryDirectory() as folder:
         build = {"eagle": eagle, "eagle3": eagle3, "mtp": mtp, "medusa": medusa}[name]
         return load(save(Path(folder), build(predictable())), name, predictable())

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from decoder.compiled import StepSet
 from decoder.fused import mix, rotate
 from decoder.heads.sizes import Sizes
+from decoder.kernel import WIDEST
 from decoder.kv_cache import KVCache
 from decoder.linear import Linear
 
@@ -34,6 +36,8 @@ class HeadLayer(nn.Module):
     def __init__(self, tensors: Mapping[str, Tensor], sizes: Sizes, index: int) -> None:
         super().__init__()
         self.index = index
+        self.held: StepSet | None = None
+        """The kernel for this layer, once it is built; it takes over between runs."""
         self.heads, self.kv_heads, self.head_dim, self.eps = sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.eps
         self.splits = tuple(n * sizes.head_dim for n in (sizes.heads, sizes.kv_heads, sizes.kv_heads))
 
@@ -65,6 +69,12 @@ class HeadLayer(nn.Module):
         ``mask`` [B or 1, 1, T, S] is True where a token sees a slot; None: plain causality.
         """
         batch, width = read.shape[:2]
+        fast = self.held.steps.get(WIDEST) if self.held is not None else None
+        if fast is not None and batch * width <= WIDEST:
+            rows = cache.rows[self.index]
+            keys, values = rows.room(residual, batch, self.kv_heads, self.head_dim)
+            slots, sees = rows.places(batch, width, mask)
+            return fast(read, residual, rope, slots, sees, keys, values)
         q, k, v = self.qkv(read).split(self.splits, -1)
         q = q.view(batch, width, self.heads, self.head_dim)
         k = k.view(batch, width, self.kv_heads, self.head_dim)

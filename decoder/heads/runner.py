@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from decoder.compiled import EAGER, KERNEL
+from decoder.heads.layer import HeadLayer
 from decoder.heads.models import RecurrentHead
 from decoder.kv_cache import KVCache
 from decoder.target import PREFILL_CHUNK, chain_mask
@@ -36,6 +38,12 @@ class HeadRunner:
         self._tree: list[list[bool]] = []
         """Of the tree that is being drafted: which entries each entry sees, itself included."""
         self._tree_out: list[Tensor] = []
+
+    @property
+    def path(self) -> str:
+        """Which implementation computes the layers."""
+        held = [layer.held for layer in self.head.modules() if isinstance(layer, HeadLayer)]
+        return KERNEL if held and all(one is not None and one.steps for one in held) else EAGER
 
     def reset(self, batch: int) -> None:
         """Forget everything and start ``batch`` empty rows."""

@@ -130,7 +130,7 @@ class HeadProposer(Proposer):
         self.runner.select(rows)
 
     def path(self) -> str:
-        return "eager, fused"
+        return self.runner.path
 
 
 class _Grown:

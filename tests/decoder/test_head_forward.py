@@ -20,6 +20,9 @@ from tests.heads import Checkpoint, predictable
 from tests.tiny import CONTEXT, tiny_decoder
 from tests.toys import ask
 
+layers_both_ways = heads.layers_both_ways
+pytestmark = pytest.mark.usefixtures("layers_both_ways")
+
 Build = Callable[[Any], Checkpoint]
 
 RECURRENT: dict[str, tuple[str, Build]] = {

@@ -17,6 +17,9 @@ from tests.decoder.every_proposer import every_decoder, request_for
 from tests.heads import V, predictable, states
 from tests.tiny import runner_of, tiny_decoder
 
+layers_both_ways = heads.layers_both_ways
+pytestmark = pytest.mark.usefixtures("layers_both_ways")
+
 CLOSE: dict[str, Any] = {"atol": 2e-4, "rtol": 1e-4}
 
 
