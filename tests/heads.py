@@ -329,12 +329,10 @@ ON_KERNEL = False
 """Whether heads that are loaded from now on compute their layers with the kernel (``layers_both_ways`` sets it)."""
 
 
-@pytest.fixture(
-    params=[False, *([True] if kernel.compiler() else [])], ids=["eager", "kernel"][: 1 + bool(kernel.compiler())]
-)
+@pytest.fixture(params=["eager", "kernel"] if kernel.compiler() else ["eager"])
 def layers_both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test runs with eager layers and with the kernel's."""
-    monkeypatch.setattr("tests.heads.ON_KERNEL", request.param)
+    monkeypatch.setattr("tests.heads.ON_KERNEL", request.param == "kernel")
 
 
 def load(folder: Path, name: str, model: Any) -> RecurrentHead | MedusaHeads:
