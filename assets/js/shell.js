@@ -57,6 +57,12 @@
     if (id) tab = id;
     opened = true;
     stopClock();
+    // Who chose a tab a moment ago was not heard yet; the page shows by now what it was told, and what they chose.
+    setTimeout(() => {
+      const chosen = document.querySelector("#rl-tabs [role=tab][aria-selected=true]");
+      const shown = /^rl-tab-(\w+)-button$/.exec(chosen ? chosen.id : "");
+      if (shown) shell.tabSelected(shown[1]);
+    }, 100);
   };
   shell.isOpen = () => opened;
 

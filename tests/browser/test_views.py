@@ -46,6 +46,19 @@ def done_in_background(page: Page) -> None:
     page.wait_for_function("(window.Redline.store.state.end || {}).baseline", timeout=60_000)
 
 
+def test_a_tab_that_was_chosen_while_the_page_opened_is_named(visitor: Visitor) -> None:
+    """The page learns that it is open a moment after it shows the tab of its address."""
+    page = visitor.open("/?tab=compare")
+    expect(page.locator("#rl-run-lengths")).to_be_visible()
+    page.evaluate("window.heard = RedlineShell.tabSelected; RedlineShell.tabSelected = () => {}")
+    visitor.tab("History")
+    expect(page.locator("#rl-search")).to_be_visible()
+    settled(page)
+    assert "tab=compare" in page.url
+    page.evaluate("RedlineShell.tabSelected = window.heard; RedlineShell.opened('compare')")
+    expect(page).to_have_url(f"{visitor.url}/?tab=history")
+
+
 def test_coming_back_to_a_run_names_it_again(visitor: Visitor) -> None:
     page = visitor.open()
     run(page, "Named again")
