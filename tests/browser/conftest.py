@@ -16,9 +16,11 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
+expect.set_options(timeout=20_000)  # a busy machine takes long; nothing here is timed
+
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
