@@ -1,7 +1,7 @@
 """Is speculation lossless here? Greedy: token for token against transformers' own ``generate()``. Sampled: many short
 runs with and without drafts, compared by a chi-square test and by total variation.
 
-In float32 greedy must be equal. In bfloat16 a different batch shape may round differently, so the first difference
+In float32 greedy must be equal. In bfloat16 transformers' operations round differently from ours, so the first difference
 must be a near-tie: the two likeliest logits lie within a few steps of bfloat16's resolution.
 """
 

@@ -25,11 +25,14 @@ class KernelSet(StepSet):
 
     def __init__(self, weights: Weights, dtype: str, context: int, name: str = "") -> None:
         self.weights = weights
-        blocked = "compiling is switched off (REDLINE_COMPILE=0)" if packages.switched_off() else None
-        super().__init__([Library(dtype)], blocked, f"python -m decoder models --compile {name}", context)
+        super().__init__([Library(dtype)], _blocked(), f"python -m decoder models --compile {name}", context)
 
     def _open(self, recipe: Any) -> Kernel | None:
         return _opened(recipe, lambda: Kernel(recipe.path, self.weights, self.reach))
+
+
+def _blocked() -> str | None:
+    return "compiling is switched off (REDLINE_COMPILE=0)" if packages.switched_off() else None
 
 
 T = TypeVar("T")
@@ -50,7 +53,7 @@ class LayerSet(StepSet):
 
     def __init__(self, layer: HeadLayer, dtype: str) -> None:
         self.layer = layer
-        super().__init__([Library(dtype)])
+        super().__init__([Library(dtype)], _blocked())
 
     def _open(self, recipe: Any) -> LayerKernel | None:
         return _opened(recipe, lambda: LayerKernel(recipe.path, self.layer))

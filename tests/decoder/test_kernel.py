@@ -228,6 +228,26 @@ def test_results_do_not_depend_on_the_path(kernel_on: str, monkeypatch: pytest.M
     assert outputs[:2] == outputs[2:]
 
 
+@pytest.mark.real_model
+def test_smollm2_in_bfloat16_writes_the_same_whoever_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDLINE_COMPILE", "1")
+    monkeypatch.delenv("REDLINE_KERNEL", raising=False)
+    monkeypatch.setattr(assemble, "_runners", {})
+    for role in ("target", "draft"):
+        assemble.runner_of(loading.load("smollm2-135m", "bfloat16", "cpu"), role).settle()  # type: ignore[attr-defined]
+    outputs = {}
+    for proposer in ("none", "draft-model", "ngram", "suffix", "early-exit", "eagle3", "mtp"):
+        for k in (4,) if proposer == "none" else (3, 8):
+            wanted = GenerationRequest(
+                "Write a Python function that merges two sorted lists, with a docstring and an example.",
+                proposer=proposer, k=k, max_new_tokens=100, ignore_eos=True, exit_layer=8,
+            )  # fmt: skip
+            run = SpeculativeDecoder.load(wanted).run(wanted)
+            assert run.versions["target_path"] == "compiled kernel"
+            outputs[proposer, k] = run.output_ids
+    assert [key for key, ids_ in outputs.items() if ids_ != outputs["none", 4]] == []
+
+
 # --- having it --------------------------------------------------------------------------------------------------------
 
 
