@@ -1,8 +1,8 @@
 """Is speculation lossless here? Greedy: token for token against transformers' own ``generate()``. Sampled: many short
 runs with and without drafts, compared by a chi-square test and by total variation.
 
-In float32 greedy must be equal. In bfloat16 transformers' operations round differently from ours, so the first difference
-must be a near-tie: the two likeliest logits lie within a few steps of bfloat16's resolution.
+In float32 greedy must be equal. In bfloat16 transformers' operations round differently from ours, so the first
+difference must be a near-tie: the two likeliest logits lie within a few steps of bfloat16's resolution.
 """
 
 from __future__ import annotations
