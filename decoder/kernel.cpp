@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <vector>
 
 #include <omp.h>
@@ -57,7 +58,7 @@ struct Layer {
 };
 
 struct Model {
-    i64 hidden, heads, kv_heads, head_dim, inner, vocab;
+    i64 hidden, heads, kv_heads, head_dim, inner, vocab, words;  // words: rows of the embedding
     float eps, embedding_scale;
     int32_t gelu, shifted;
     const W *embedding, *norm, *head, *head_bias, *cos, *sin;
@@ -383,14 +384,18 @@ static void activate(const float* gate, const float* up, i64 size, int gelu, X* 
 
 struct Work {
     std::vector<float> floats;
-    float *hidden, *qkv, *gate_up, *part, *top, *mass;
+    i64 own_size;
+    float *own, *hidden, *qkv, *gate_up, *part, *top, *mass;
     X *queries, *mixed, *inner;
 
-    void make(const Model& m, i64 width, i64 seen) {
+    void make(const Model& m, i64 width, i64 seen, i64 inputs, i64 threads) {
         i64 chunks = (seen + CHUNK - 1) / CHUNK;
         i64 q = m.heads * m.head_dim, all = q + 2 * m.kv_heads * m.head_dim;
-        i64 sizes[9] = {width * m.hidden,          width * all, width * 2 * m.inner, chunks * width * q,
-                        chunks * width * m.heads, chunks * width * m.heads, width * q,  width * q, width * m.inner};
+        own_size = width * std::max(m.hidden, inputs) + std::max(m.hidden, m.head_dim) + LINE;
+        own_size = (own_size + LINE - 1) / LINE * LINE;
+        i64 sizes[10] = {width * m.hidden, width * all, width * 2 * m.inner, chunks * width * q,
+                         chunks * width * m.heads, chunks * width * m.heads, width * q, width * q,
+                         width * m.inner, own_size * threads};
         i64 sum = LINE;
         for (i64& size : sizes) sum += size = (size + LINE - 1) / LINE * LINE;
         if ((i64)floats.size() < sum) floats.resize(sum);
@@ -400,7 +405,8 @@ struct Work {
         for (int i = 0; i < 6; i++) *parts[i] = at, at += sizes[i];
         queries = (X*)at, at += sizes[6];
         mixed = (X*)at, at += sizes[7];
-        inner = (X*)at;
+        inner = (X*)at, at += sizes[8];
+        own = at;
     }
 };
 
@@ -512,8 +518,7 @@ static void merge(const Model& m, const Pass& p, const Work& w, i64 chunks, i64 
 static void run(const Model& m, const Pass& p, const Work& w, Barrier& barrier, int me, int threads) {
     const i64 H = m.hidden, d = m.head_dim, q_size = m.heads * d, kv_size = m.kv_heads * d;
     const i64 all = q_size + 2 * kv_size, width = p.width, chunks = (p.seen + CHUNK - 1) / CHUNK;
-    std::vector<float> own(width * std::max(H, p.inputs) + std::max(H, d) + LINE);
-    float* row = own.data();
+    float* row = w.own + me * w.own_size;
     X* x = (X*)(row + (std::max(H, d) + LINE - 1) / LINE * LINE);
     auto normed = [&](const W* weight) {
         for (i64 t = 0; t < width; t++) {
@@ -629,12 +634,21 @@ static void run(const Model& m, const Pass& p, const Work& w, Barrier& barrier, 
     });
 }
 
-extern "C" void redline_pass(const Model* m, const Pass* p) {
+// 0, or 1: a token that the embedding does not have; 2: there is no memory.
+extern "C" int redline_pass(const Model* m, const Pass* p) {
     static thread_local Work work;
-    int threads = (int)p->threads;
-    work.make(*m, p->width, p->seen);
+    const int threads = (int)p->threads;
+    if (!p->residual)
+        for (i64 t = 0; t < p->width; t++)
+            if (p->ids[t] < 0 || p->ids[t] >= m->words) return 1;
+    try {
+        work.make(*m, p->width, p->seen, p->inputs, threads);
+    } catch (const std::bad_alloc&) {
+        return 2;
+    }
     const Work& w = work;
     Barrier barrier;
 #pragma omp parallel num_threads(threads)
     run(*m, *p, w, barrier, omp_get_thread_num(), omp_get_num_threads());
+    return 0;
 }

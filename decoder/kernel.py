@@ -33,19 +33,21 @@ WIDEST = 66
 """Tokens that a pass takes at most, of all its rows together: 64 drafts and two. Prompts are oneDNN's."""
 SOURCE = Path(__file__).with_name("kernel.cpp")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared", "-w")
+_SOURCES = hashlib.sha256(SOURCE.read_bytes() + Path(__file__).read_bytes()).hexdigest()
+"""Of this program: what a later one makes of them has other structures and another name."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def compiler() -> str | None:
     """The GNU compiler, whose OpenMP is PyTorch's: with another one there would be two sets of threads on the cores."""
     names = (os.environ.get("CXX", ""), "g++")
-    return next((found for name in names if "g++" in name and (found := shutil.which(name))), None)
+    gnu = [name for name in names if re.fullmatch(r"(.*-)?g\+\+(-[\d.]+)?", Path(name).name)]
+    return next((found for name in gnu if (found := shutil.which(name))), None)
 
 
 def why_not(weights: Weights) -> str | None:
     """Why this kernel cannot compute with ``weights`` here, or None."""
-    first = weights.stack[0]
-    tensors = [weights.embedding, weights.head.weight, first.qkv.weight, first.out.weight, first.down.weight]
+    tensors = [weights.embedding, weights.norm, weights.head.weight, *weights.blocks.parameters()]
     if len({t.dtype for t in tensors}) > 1:
         return "its weights are of several dtypes"
     if not all(t.is_contiguous() for t in tensors):
@@ -85,7 +87,7 @@ class Library:
     @property
     def path(self) -> Path:
         """Where it is, or would be."""
-        about = [_version(compiler() or ""), *_FLAGS, processor(), hashlib.sha256(SOURCE.read_bytes()).hexdigest()]
+        about = [_version(compiler() or ""), *_FLAGS, processor(), _SOURCES]
         key = hashlib.sha256("|".join(about).encode()).hexdigest()[:16]
         return compiled_dir() / f"kernel-{key}" / f"{self.dtype}.so"
 
@@ -109,7 +111,7 @@ def _version(program: str) -> str:
 
 
 def build(library: Library) -> None:
-    """Compile ``library`` in this process. A second builder waits for the first and finds it done."""
+    """Compile ``library`` in this process."""
     program = compiler()
     if program is None:
         raise RuntimeError("there is no GNU C++ compiler here (g++)")
@@ -144,7 +146,7 @@ class _Layer(ctypes.Structure):
 
 class _Model(ctypes.Structure):
     _fields_ = [
-        *((name, _WHOLE) for name in ("hidden", "heads", "kv_heads", "head_dim", "inner", "vocab")),
+        *((name, _WHOLE) for name in ("hidden", "heads", "kv_heads", "head_dim", "inner", "vocab", "words")),
         *((name, ctypes.c_float) for name in ("eps", "embedding_scale")),
         *((name, ctypes.c_int32) for name in ("gelu", "shifted")),
         *((name, _POINTER) for name in ("embedding", "norm", "head", "head_bias", "cos", "sin", "layers")),
@@ -168,7 +170,7 @@ class _Loaded:
 
     def __init__(self, library: Path, blocks: Sequence[Any]) -> None:
         self._run = ctypes.CDLL(str(library)).redline_pass
-        self._run.restype = None
+        self.dtype: torch.dtype = blocks[0].down.weight.dtype
         self._kept: list[Tensor] = []
         self._layers = (_Layer * len(blocks))()
         for layer, b in zip(self._layers, blocks, strict=True):
@@ -180,13 +182,19 @@ class _Loaded:
     def _address(self, tensor: Tensor | None) -> int | None:
         if tensor is None:
             return None
+        if tensor.dtype != self.dtype:
+            raise TypeError(f"weights of {self.dtype} and of {tensor.dtype}")
         tensor = tensor.detach().contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
 
     def _call(self, model: _Model, **values: Any) -> None:
-        """One pass. The tensors behind ``values`` are held by the caller."""
-        self._run(ctypes.byref(model), ctypes.byref(_Pass(threads=torch.get_num_threads(), **values)))
+        """One pass. The tensors behind ``values`` are held by the caller. Raises IndexError, MemoryError."""
+        code = self._run(ctypes.byref(model), ctypes.byref(_Pass(threads=torch.get_num_threads(), **values)))
+        if code == 1:
+            raise IndexError("a token that the model's embedding does not have")
+        if code == 2:
+            raise MemoryError("the pass does not fit into memory")
 
 
 class LayerKernel(_Loaded):
@@ -194,16 +202,16 @@ class LayerKernel(_Loaded):
 
     def __init__(self, library: Path, layer: Any) -> None:
         super().__init__(library, [layer])
-        self._model = _Model(
-            hidden=layer.out.weight.shape[0],
-            heads=layer.heads,
-            kv_heads=layer.kv_heads,
-            head_dim=layer.head_dim,
-            inner=layer.down.weight.shape[1],
-            eps=layer.eps,
-            embedding_scale=1.0,
-            layers=ctypes.addressof(self._layers),
-        )
+        self._sizes: dict[str, Any] = {
+            "hidden": layer.out.weight.shape[0],
+            "heads": layer.heads,
+            "kv_heads": layer.kv_heads,
+            "head_dim": layer.head_dim,
+            "inner": layer.down.weight.shape[1],
+            "eps": layer.eps,
+            "embedding_scale": 1.0,
+            "layers": ctypes.addressof(self._layers),
+        }
 
     def __call__(
         self,
@@ -220,11 +228,10 @@ class LayerKernel(_Loaded):
         batch, width = read.shape[:2]
         read, residual, slots, mask = (tensor.contiguous() for tensor in (read, residual, slots, mask))
         cos, sin = (part.expand(batch, width, 1, -1).contiguous() for part in rope)
-        self._model.cos, self._model.sin = cos.data_ptr(), sin.data_ptr()
         places = torch.arange(batch * width)
         out = torch.empty_like(residual)
         self._call(
-            self._model,
+            _Model(cos=cos.data_ptr(), sin=sin.data_ptr(), **self._sizes),
             layers=1,
             rows=batch,
             each=width,
@@ -260,6 +267,7 @@ class Kernel(_Loaded):
             head_dim=weights.head_dim,
             inner=first.down.weight.shape[1],
             vocab=weights.vocab_size,
+            words=weights.embedding.shape[0],
             eps=weights.eps,
             embedding_scale=weights.embedding_scale,
             gelu=weights.activation is not F.silu,

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from decoder import kernel, packages
-from decoder.compiled import KERNEL, CompiledRunner, StepSet
+from decoder.compiled import KERNEL, CompiledRunner, StepSet, failures
 from decoder.fused import FusedRunner, Weights
 from decoder.heads.layer import HeadLayer
 from decoder.kernel import WIDEST, Kernel, LayerKernel, Library
+from decoder.loading import pick_dtype
 from decoder.target import tree_mask
 from decoder.transfer import upload
 
 log = logging.getLogger(__name__)
+
+REACH = 131_072
+"""Positions that the kernel's rotary table has at most; longer texts go on eagerly."""
 
 
 class KernelSet(StepSet):
@@ -25,7 +31,10 @@ class KernelSet(StepSet):
 
     def __init__(self, weights: Weights, dtype: str, context: int, name: str = "") -> None:
         self.weights = weights
-        super().__init__([Library(dtype)], _blocked(), f"python -m decoder models --compile {name}", context)
+        command = f"python -m decoder models --compile {name}"
+        if dtype != pick_dtype("auto", "cpu"):
+            command += f" --dtype {dtype}"
+        super().__init__([Library(dtype)], _blocked(), command, min(context, REACH))
 
     def _open(self, recipe: Any) -> Kernel | None:
         return _opened(recipe, lambda: Kernel(recipe.path, self.weights, self.reach))
@@ -36,27 +45,35 @@ def _blocked() -> str | None:
 
 
 T = TypeVar("T")
+_broken: set[Path] = set()
+"""Libraries that could not be loaded."""
 
 
 def _opened(library: Any, make: Callable[[], T]) -> T | None:
-    """What ``make`` makes of a built library, or None where the file is broken: it is built again then."""
+    """What ``make`` makes of a built library, or None where the file is broken: it is built again then, once."""
     try:
-        return make()
-    except OSError as error:
+        made = make()
+    except (OSError, AttributeError) as error:
         log.warning("the kernel %s cannot be used: %s", library.path, error)
+        if library.path in _broken:
+            failures[library.path] = f"it cannot be loaded: {error}"
+        _broken.add(library.path)
         library.path.unlink(missing_ok=True)
         return None
+    packages.in_use(library.path)
+    return made
 
 
 class LayerSet(StepSet):
     """The kernel on a head's layer: there, or to be built yet."""
 
     def __init__(self, layer: HeadLayer, dtype: str) -> None:
-        self.layer = layer
+        self.layer = weakref.ref(layer)  # the layer holds this
         super().__init__([Library(dtype)], _blocked())
 
     def _open(self, recipe: Any) -> LayerKernel | None:
-        return _opened(recipe, lambda: LayerKernel(recipe.path, self.layer))
+        layer = self.layer()
+        return None if layer is None else _opened(recipe, lambda: LayerKernel(recipe.path, layer))
 
 
 def give_layers(head: nn.Module, dtype: str) -> None:
@@ -73,14 +90,11 @@ class KernelRunner(CompiledRunner):
 
     def _pass(self, ids: Tensor, counts: list[int], last: bool, parents: Sequence[int | None] | None) -> Tensor:
         batch, width = ids.shape
-        start, computed = max(self.lengths), self.steps.steps.get(WIDEST)
-        if computed is None or batch * width > WIDEST or start + width > self.reach:
-            return FusedRunner._pass(self, ids, counts, last, parents)
+        start = max(self.lengths)
         end = start + width
+        if WIDEST not in self.steps.steps or width > WIDEST or end > self.reach:
+            return FusedRunner._pass(self, ids, counts, last, parents)
         self.buffers.reserve(batch, end)
-        keys, values = self.buffers.keys, self.buffers.values
-        assert keys is not None
-        assert values is not None
         if parents is not None:
             slots = torch.arange(start, end)[None]
             positions, sees = tree_mask(start, width, parents, "cpu")
@@ -88,11 +102,33 @@ class KernelRunner(CompiledRunner):
         else:
             slots = positions = upload(self.lengths, "cpu")[:, None] + torch.arange(width)
             mask = torch.arange(end) <= slots.view(-1, 1)
-        single = counts[0] - 1 if last and batch == 1 else None
-        logits, states = computed(
-            ids, positions, slots, mask, keys, values, layers=self.layers, taps=self.capture, only=single
-        )
-        self.captured = torch.cat(states, -1) if states else None
+        single = max(counts[0] - 1, 0) if last and batch == 1 else None
+        # Many rows go in parts: what a row computes does not depend on who else is in it.
+        rows = WIDEST // width
+        parts = [self._rows(b, b + rows, ids, positions, slots, mask, single) for b in range(0, batch, rows)]
+        logits = parts[0][0] if len(parts) == 1 else torch.cat([part for part, _ in parts])
+        states = [state for _, state in parts if state is not None]
+        self.captured = torch.cat(states) if states else None
         if last and single is None:
             return logits[torch.arange(batch), upload([max(count - 1, 0) for count in counts], "cpu")][:, None]
         return logits
+
+    def _rows(
+        self, a: int, b: int, ids: Tensor, positions: Tensor, slots: Tensor, mask: Tensor, single: int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits and captured states of the rows from ``a`` to ``b``."""
+        width, keys, values = ids.shape[1], self.buffers.keys, self.buffers.values
+        assert keys is not None
+        assert values is not None
+        logits, states = self.steps.steps[WIDEST](
+            ids[a:b],
+            positions[a:b],
+            slots[a:b],
+            mask[a * width : b * width],
+            keys[:, a:b],
+            values[:, a:b],
+            layers=self.layers,
+            taps=self.capture,
+            only=single,
+        )
+        return logits, torch.cat(states, -1) if states else None

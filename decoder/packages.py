@@ -157,14 +157,19 @@ class Step:
         return self._run(inputs)
 
 
+def in_use(path: Path) -> None:
+    """Note that a library is used: see ``_forget_old``."""
+    with contextlib.suppress(OSError):
+        os.utime(path.parent)
+
+
 def load(path: Path) -> Step | None:
     """The step in a library, or None where there is none or it cannot be used."""
     if not path.is_file():
         return None
     try:
         step = Step(path)
-        with contextlib.suppress(OSError):
-            os.utime(path.parent)  # in use: see _forget_old
+        in_use(path)
         return step
     except Exception as error:  # a library of another machine or a broken file: decode eagerly
         log.warning("the compiled step %s cannot be used: %s", path, error)
@@ -239,6 +244,7 @@ def building(path: Path) -> Iterator[Path | None]:
     """Yields a folder to build ``path`` in, which goes at the end; None where it is there already. A second builder of
     the same library waits for the first and finds it done."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    in_use(path)
     _forget_old()
     with _locked(path.with_suffix(".lock")):
         if path.is_file():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import weakref
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -16,8 +17,9 @@ import torch
 from decoder import assemble, kernel, loading
 from decoder.engine import SpeculativeDecoder
 from decoder.fused import FusedRunner, Weights
+from decoder.heads.layer import HeadLayer
 from decoder.kernel import WIDEST, Kernel, Library
-from decoder.kernel_runner import KernelRunner, KernelSet
+from decoder.kernel_runner import KernelRunner, KernelSet, give_layers
 from decoder.request import GenerationRequest, SamplingParams
 from tests.compiled_steps import CACHE, built_kernel, tiny_folder
 from tests.decoder.test_families import FAMILIES, build, ids
@@ -133,6 +135,25 @@ def test_a_rows_logits_are_the_same_bits_beside_others(dtype: torch.dtype) -> No
         assert torch.equal(logits[b], expected[b][0][0, length : length + 15]), b
         assert model.captured is not None
         assert torch.equal(model.captured[b], expected[b][1][0, length : length + 15]), b
+
+
+def test_more_rows_than_fit_into_a_pass_go_in_parts() -> None:
+    model = on_kernel(weights_of("qwen3", torch.bfloat16))
+    model.capture = (1, 3)
+    texts = torch.cat([ids(25, seed) for seed in range(30)])
+    expected = [passes(model, text[None], (20, 25)) for text in texts]
+    model.reset(30)
+    model.forward(texts[:, :2])
+    for start in range(2, 20, 2):
+        model.forward(texts[:, start : start + 2])
+    logits = model.forward(texts[:, 20:])
+    assert model.captured is not None
+    for b, (alone, states) in enumerate(expected):
+        assert torch.equal(logits[b], alone[0, 20:]), b
+        assert torch.equal(model.captured[b], states[0, 20:]), b
+    model.rollback([20] * 30)
+    last = model.forward(texts[:, 20:], [5, 3] * 15, last=True)
+    assert torch.equal(last[7, 0], expected[7][0][0, 22])
 
 
 def test_a_tree_is_what_its_paths_are() -> None:
@@ -257,7 +278,7 @@ def test_the_first_run_is_eager_and_the_next_one_has_it(tmp_path: Path, monkeypa
     held = KernelSet(weights_of("llama"), "float32", CONTEXT, "tiny")
     model = KernelRunner(weights_of("llama"), held, lambda layers: held, context=CONTEXT, device="cpu")
     assert (model.path, [job.name for job in held.missing()]) == ("eager, fused", ["the kernel"])
-    assert model.path_note() == "its steps are not compiled: python -m decoder models --compile tiny"
+    assert model.path_note().startswith("its steps are not compiled: python -m decoder models --compile tiny")
     model.reset(1)
     before = model.forward(ids(20))
     model.settle()
@@ -297,6 +318,65 @@ def test_a_broken_library_is_built_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(held.missing()) == 1
     held.settle()
     assert held.steps
+
+
+def test_a_library_that_cannot_be_loaded_is_not_built_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a disk whose files must not be executed."""
+    monkeypatch.setenv("REDLINE_CACHE", str(tmp_path))
+    monkeypatch.setenv("REDLINE_COMPILE", "1")
+    monkeypatch.setattr(kernel.ctypes, "CDLL", lambda path: (_ for _ in ()).throw(OSError("operation not permitted")))
+    held = KernelSet(weights_of("llama"), "float32", CONTEXT)
+    for _ in range(3):
+        held.settle()
+    assert held.missing() == []
+    assert "operation not permitted" in held.note()
+
+
+def test_a_library_in_use_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both dtypes share a folder: using or building one keeps the other."""
+    monkeypatch.setenv("REDLINE_CACHE", str(tmp_path))
+    monkeypatch.setenv("REDLINE_COMPILE", "1")
+    KernelSet(weights_of("llama"), "float32", CONTEXT).settle()
+    folder = Library("float32").path.parent
+    os.utime(folder, (1, 1))
+    KernelSet(weights_of("llama", torch.bfloat16), "bfloat16", CONTEXT).settle()
+    assert Library("float32").built
+    assert Library("bfloat16").built
+    os.utime(folder, (1, 1))
+    assert KernelSet(weights_of("llama"), "float32", CONTEXT).steps
+    assert folder.stat().st_mtime > 1
+
+
+def test_an_id_that_the_model_does_not_have_is_an_error_as_elsewhere() -> None:
+    model = on_kernel(weights_of("llama"))
+    for wrong in (160, -1, 2**40):
+        model.reset(1)
+        with pytest.raises(IndexError):
+            model.forward(torch.tensor([[5, wrong, 7]]))
+    model.reset(1)
+    assert torch.isfinite(model.forward(torch.tensor([[5, 6, 7]]))).all()
+
+
+@pytest.mark.parametrize(("named", "taken"), [("clang++", False), ("g++-12", True), ("x86_64-linux-gnu-g++", True)])
+def test_only_the_gnu_compiler_is_taken(
+    named: str, taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / named
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("CXX", str(program))
+    assert (kernel.compiler() == str(program)) is taken
+
+
+def test_a_head_that_is_let_go_frees_its_layers() -> None:
+    layer = HeadLayer.__new__(HeadLayer)
+    torch.nn.Module.__init__(layer)
+    layer.down = torch.nn.Linear(4, 4)
+    give_layers(layer, "float32")
+    assert layer.held is not None
+    gone = weakref.ref(layer)
+    del layer
+    assert gone() is None
 
 
 def test_where_there_can_be_none_compiled_steps_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
