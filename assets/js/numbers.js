@@ -150,11 +150,12 @@
     const ran = (role) => {
       const note = v[`${role}_path_note`];
       const path = v[`${role}_path`];
-      if (note || !/^compiled/.test(path)) return `${/^(eager|compiled)/.test(path) ? `was ${path}` : `used ${path.replace(/^CUDA graph\b/, "CUDA graphs")}`}${note ? `: ${note}` : ""}`;
+      const how = path === "compiled kernel" ? "used the compiled kernel" : /^(eager|compiled)/.test(path) ? `was ${path}` : `used ${path.replace(/^CUDA graph\b/, "CUDA graphs")}`;
+      if (note || !/^compiled/.test(path)) return `${how}${note ? `: ${note}` : ""}`;
       const limits = [];
       if (run.k + 1 > Number(v[`${role}_compiled_width`]) && run.proposer !== "none" && role === "target") limits.push(`passes of at most ${v[`${role}_compiled_width`]} tokens`);
       if (run.num_prompt_tokens + store.totals.tokens > Number(v[`${role}_compiled_context`])) limits.push(`the first ${fmt.int(Number(v[`${role}_compiled_context`]))} tokens of text`);
-      return `was ${path}${limits.length ? ` for ${limits.join(" and ")}, eager beyond` : ""}`;
+      return `${how}${limits.length ? ` for ${limits.join(" and ")}, eager beyond` : ""}`;
     };
     const words = [];
     const floor = run.floor_ms;

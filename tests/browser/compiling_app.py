@@ -65,6 +65,9 @@ class PathEngine(FakeEngine):
         path = {"target_path": "compiled", "target_compiled_width": "9", "target_compiled_context": "1024"}
         if not OneMissing.used:
             path = {"target_path": "eager, fused", "target_path_note": WORDS}
+        if "kernel" in request.prompt:
+            path = {"target_path": "compiled kernel", "target_compiled_width": "66", "target_compiled_context": "8192"}
+            path |= {"draft_path": "compiled kernel", "draft_compiled_width": "66", "draft_compiled_context": "8192"}
         stream._whole = stream._whole.replace(versions={"redline": "0.1.0", **FLOOR, **path})
         return stream
 

@@ -79,6 +79,13 @@ def test_the_path_is_said_and_changes_between_runs(guest: Visitor, tmp_path: Pat
     expect(machine).to_contain_text("the time it takes to read the weights once")
 
 
+def test_the_kernel_is_named(guest: Visitor) -> None:
+    page = guest.open()
+    run(page, "What is a kernel?")
+    machine = page.locator("#rl-numbers .rl-machine")
+    expect(machine).to_contain_text("This run used the compiled kernel. Its draft used the compiled kernel.")
+
+
 def test_a_run_without_these_records_says_nothing_of_them(visitor: Visitor) -> None:
     page = visitor.open()
     run(page, "Why is the sky blue?")
