@@ -73,7 +73,8 @@ struct Pass {
     const i64 *ids, *positions, *slots, *tap_layers;  // [width], the last one [taps]
     const uint8_t* mask;                              // [width, seen]
     W *keys, *values;    // [layers, rows, kv_heads, capacity, head_dim] with the strides above
-    W *logits, *normed;  // [logit_count, vocab] of the tokens from first_logit on; [width, hidden] or null
+    float* logits;       // [logit_count, vocab] of the tokens from first_logit on, rounded as the weights' type would
+    W* normed;           // [width, hidden] or null
     W* const* tapped;    // [width, hidden] each
     i64 inputs;          // values of a token in `read`
     const W *read, *residual;  // [width, inputs], [width, hidden]; null in a whole model
@@ -626,11 +627,11 @@ static void run(const Model& m, const Pass& p, const Work& w, Barrier& barrier, 
     i64 first = p.first_logit;
     Share words = share(m.vocab, 16, me, threads);
     product(m.head, H, words, x + first * H, H, p.logit_count, [&](i64 r, i64 count, int t, const float* v) {
-        W* to = p.logits + t * m.vocab + r;
+        float* to = p.logits + t * m.vocab + r;
         if (m.head_bias)
-            for (i64 i = 0; i < count; i++) narrow(v[i] + widen(m.head_bias[r + i]), to[i]);
+            for (i64 i = 0; i < count; i++) to[i] = fit(v[i] + widen(m.head_bias[r + i]));
         else
-            for (i64 i = 0; i < count; i++) narrow(v[i], to[i]);
+            for (i64 i = 0; i < count; i++) to[i] = fit(v[i]);
     });
 }
 

@@ -294,8 +294,8 @@ class Kernel(_Loaded):
         taps: Sequence[int] = (),
         only: int | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Logits [B, T, V] of ids [B, T] at ``positions`` [B, T], written to ``slots`` [B, T] of keys and values
-        ([layers, B, kv_heads, S, d]), behind the first ``layers`` layers, the norm and the head.
+        """Logits [B, T, V] (float32) of ids [B, T] at ``positions`` [B, T], written to ``slots`` [B, T] of keys and
+        values ([layers, B, kv_heads, S, d]), behind the first ``layers`` layers, the norm and the head.
 
         ``mask`` [B * T, N] is True where a token sees one of its row's first N slots. ``only``: the logits of this
         token of a single row alone, [1, 1, V]. Also returns the states [B, T, H] behind the numbers of layers in
@@ -305,7 +305,7 @@ class Kernel(_Loaded):
         count, hidden, vocab = batch * width, self._model.hidden, self._model.vocab
         ids, positions, slots, mask = (tensor.contiguous() for tensor in (ids, positions, slots, mask))
         shown = count if only is None else 1
-        logits = keys.new_empty(shown, vocab)
+        logits = torch.empty(shown, vocab)  # float32, which is what is sampled from
         states = [keys.new_empty(batch, width, hidden) for _ in taps]
         inner = [(i, state.data_ptr()) for i, state in zip(taps, states, strict=True) if i != layers]
         last = [state for i, state in zip(taps, states, strict=True) if i == layers]
