@@ -14,17 +14,17 @@ class Copies:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, bool, bool]] = []
-        self.pinned: list[int] = []
+        self.pinned: list[Tensor] = []  # held, so that none of their numbers is given to another
         monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: self._pin(tensor))
         monkeypatch.setattr(Tensor, "to", lambda tensor, device, non_blocking: self._to(tensor, device, non_blocking))
 
     def _pin(self, tensor: Tensor) -> Tensor:
         assert tensor.numel(), "an empty tensor has no memory to pin"
-        self.pinned.append(id(tensor))
+        self.pinned.append(tensor)
         return tensor
 
     def _to(self, tensor: Tensor, device: torch.device, non_blocking: bool) -> Tensor:
-        self.calls.append((str(device), id(tensor) in self.pinned, non_blocking))
+        self.calls.append((str(device), any(tensor is one for one in self.pinned), non_blocking))
         return tensor
 
 
