@@ -14,7 +14,8 @@ class Copies:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, bool, bool]] = []
-        self.pinned: list[Tensor] = []  # held, so that none of their numbers is given to another
+        self.pinned: list[Tensor] = []
+        """Held, so that the id of none is given to another."""
         monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: self._pin(tensor))
         monkeypatch.setattr(Tensor, "to", lambda tensor, device, non_blocking: self._to(tensor, device, non_blocking))
 
