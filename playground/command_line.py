@@ -149,7 +149,7 @@ def run_server(
     """Serve until the process is asked to end, then save what is going on. ``load`` replaces the decoder, ``compiling``
     what compiles behind it (tests)."""
     quiet_environment()
-    # The engine's thread asks for the interpreter after each pass; by default whoever serves a page keeps it for 5 ms then.
+    # The engine's thread asks for the interpreter after each pass; whoever serves a page would keep it for 5 ms then.
     sys.setswitchinterval(0.0005)
     from storage import open_store
 
