@@ -176,7 +176,7 @@ def test_a_helper_that_is_killed_is_a_failure(tmp_path: Path, make: Callable[...
 
 PROGRAM = """
 import signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so do their children
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from pathlib import Path
 from decoder.builder import Builder
 from tests.decoder.test_builder import SLOW, FileJob, Work
