@@ -620,10 +620,7 @@ static void run(const Model& m, const Pass& p, const Work& w, Barrier& barrier, 
     }
     normed(m.norm);
     if (me == 0 && p.normed)
-        for (i64 t = 0; t < width; t++) {
-            norm_row(w.hidden + t * H, m.norm, H, m.eps, m.shifted, row);
-            for (i64 i = 0; i < H; i++) narrow(row[i], p.normed[t * H + i]);
-        }
+        for (i64 i = 0; i < width * H; i++) narrow(widen(x[i]), p.normed[i]);
     i64 first = p.first_logit;
     Share words = share(m.vocab, 16, me, threads);
     product(m.head, H, words, x + first * H, H, p.logit_count, [&](i64 r, i64 count, int t, const float* v) {

@@ -58,26 +58,22 @@ class _Layer(CacheLayerMixin):
         self.keys, self.values = keys, values
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if self.keys is None or self.keys.shape[2] < self.plan.end:
-            self._reserve(key_states, value_states, max(self.plan.end, BUCKET))
-            self.is_initialized = True
-        assert self.keys is not None
-        assert self.values is not None
+        keys, values = self.room(key_states, value_states)
         plan = self.plan
         if plan.slots is None:
-            self.keys[:, :, plan.start : plan.start + plan.width] = key_states
-            self.values[:, :, plan.start : plan.start + plan.width] = value_states
+            keys[:, :, plan.start : plan.start + plan.width] = key_states
+            values[:, :, plan.start : plan.start + plan.width] = value_states
         else:
             index = plan.slots[:, None, :, None]
-            self.keys.scatter_(2, index.expand_as(key_states), key_states)
-            self.values.scatter_(2, index.expand_as(value_states), value_states)
-        return self.keys[:, :, : plan.end], self.values[:, :, : plan.end]
+            keys.scatter_(2, index.expand_as(key_states), key_states)
+            values.scatter_(2, index.expand_as(value_states), value_states)
+        return keys[:, :, : plan.end], values[:, :, : plan.end]
 
-    def room(self, like: Tensor, batch: int, heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
-        """The buffers [B, heads, capacity, head_dim], with room for what the plan says, for who writes there itself."""
+    def room(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The buffers [B, heads, capacity, head_dim] with room for what the plan says; ``key`` and ``value`` are of
+        their kind and may be empty."""
         if self.keys is None or self.keys.shape[2] < self.plan.end:
-            some = like.new_empty(batch, heads, 0, head_dim)
-            self._reserve(some, some, max(self.plan.end, BUCKET))
+            self._reserve(key, value, max(self.plan.end, BUCKET))
             self.is_initialized = True
         assert self.keys is not None
         assert self.values is not None

@@ -118,6 +118,7 @@ def _options() -> dict[str, Any]:
     return {"freezing": True} | (tiles if torch.cpu._is_amx_tile_supported() else {})
 
 
+@lru_cache(maxsize=1)
 def _surroundings() -> tuple[str, ...]:
     """What besides the recipe decides whether a library fits: libraries, options, the exact processor."""
     return torch.__version__, version("transformers"), json.dumps(_options()), processor()

@@ -72,7 +72,8 @@ class HeadLayer(nn.Module):
         fast = self.held.steps.get(WIDEST) if self.held is not None else None
         if fast is not None and batch * width <= WIDEST:
             rows = cache.rows[self.index]
-            keys, values = rows.room(residual, batch, self.kv_heads, self.head_dim)
+            some = residual.new_empty(batch, self.kv_heads, 0, self.head_dim)
+            keys, values = rows.room(some, some)
             slots, sees = rows.places(batch, width, mask)
             return fast(read, residual, rope, slots, sees, keys, values)
         q, k, v = self.qkv(read).split(self.splits, -1)

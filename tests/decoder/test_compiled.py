@@ -269,10 +269,10 @@ def test_a_step_is_another_one_for_other_weights_options_and_sources(monkeypatch
     changed = [{"fingerprint": "x"}, {"dtype": "bfloat16"}, {"options": {"layers": 1}}, {"width": 2}, {"threads": 7}]
     paths = {recipe.path, *(packages.Recipe(**{**recipe.__dict__, **one}).path for one in changed)}
     monkeypatch.setattr(torch, "__version__", "9.9")
-    packages.processor.cache_clear()
+    packages._surroundings.cache_clear()
     paths.add(recipe.path)
     monkeypatch.undo()
-    packages.processor.cache_clear()
+    packages._surroundings.cache_clear()
     assert len(paths) == 7
 
 
