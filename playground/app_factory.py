@@ -38,16 +38,11 @@ def build_app(store: Store, service: ModelService, *, target: str, signed_in: bo
         shell.header.wire(demo, lambda: service.status)
         for spec in shell.specs:
             shell.built[spec.id].wire()
-            shell.panes[spec.id].select(None, None, None, js=_tab_js(spec.id), **JS_ONLY)
         _wire_addresses(shell)
         demo.unload(_leave(service))
         api.register(shell)
     demo.queue(default_concurrency_limit=None, max_size=200)
     return demo
-
-
-def _tab_js(tab: str) -> str:
-    return f"() => {{ window.RedlineShell.tabSelected('{tab}'); return []; }}"
 
 
 def _leave(service: ModelService) -> Any:

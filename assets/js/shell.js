@@ -51,23 +51,48 @@
     requestAnimationFrame(look);
   };
 
-  /* While the page opens, Gradio reports tabs that nobody chose: the address must survive until the server has read it. */
+  /* Which tab is on show is read from the page, never from Gradio's report of a choice: those come late and out of order
+     while the page opens, when it also reports tabs that nobody chose. The address must survive until the server read it. */
   let opened = false;
+  const shownPanel = () => {
+    const panels = document.querySelectorAll("#rl-tabs > [role=tabpanel]");
+    const panel = [...panels].find((each) => each.style.display !== "none");
+    return panel ? panel.id.replace("rl-tab-", "") : null;
+  };
+  const look = () => {
+    const id = shownPanel();
+    if (id) tabSelected(id);
+  };
+  const watchPanels = () => {
+    const tabs = document.getElementById("rl-tabs");
+    if (!tabs) return;
+    const watch = new MutationObserver((changes) => {
+      if (changes.some((change) => change.type === "childList")) follow();
+      look();
+    });
+    // A tab's panel is made when it is first shown.
+    const follow = () => {
+      watch.observe(tabs, { childList: true });
+      for (const panel of tabs.querySelectorAll(":scope > [role=tabpanel]")) {
+        watch.observe(panel, { attributes: true, attributeFilter: ["style"] });
+      }
+    };
+    follow();
+  };
   shell.opened = (id) => {
     if (id) tab = id;
+    if (!opened) {
+      stopClock();
+      watchPanels();
+    }
     opened = true;
-    stopClock();
-    // Who chose a tab a moment ago was not heard yet; the page shows by now what it was told, and what they chose.
-    setTimeout(() => {
-      const chosen = document.querySelector("#rl-tabs [role=tab][aria-selected=true]");
-      const shown = /^rl-tab-(\w+)-button$/.exec(chosen ? chosen.id : "");
-      if (shown) shell.tabSelected(shown[1]);
-    }, 100);
+    // What was chosen before this moment; Gradio may still be about to show the tab that the server named.
+    setTimeout(look, 100);
   };
   shell.isOpen = () => opened;
 
-  shell.tabSelected = (id) => {
-    if (!opened || id === tab) return;
+  const tabSelected = (id) => {
+    if (id === tab) return;
     if (tab in kept) kept[tab] = location.search;
     tab = id;
     if (id in kept && kept[id]) setAddress(new URLSearchParams(kept[id]));

@@ -46,17 +46,44 @@ def done_in_background(page: Page) -> None:
     page.wait_for_function("(window.Redline.store.state.end || {}).baseline", timeout=60_000)
 
 
-def test_a_tab_that_was_chosen_while_the_page_opened_is_named(visitor: Visitor) -> None:
-    """The page learns that it is open a moment after it shows the tab of its address."""
-    page = visitor.open("/?tab=compare")
+@pytest.mark.parametrize("width", [1280, 200])
+def test_a_tab_that_is_chosen_while_the_page_opens_is_named(visitor: Visitor, width: int) -> None:
+    """A choice between the moment when the page shows its address's tab and the one when it hears that it is open."""
+    page = visitor.page
+    page.set_viewport_size({"width": width, "height": 800})
+    page.add_init_script(
+        """
+        window.RedlineShell = {};
+        let late;
+        Object.defineProperty(window.RedlineShell, "opened", {
+          configurable: true,
+          set: (open) => { late = open; },
+          get: () => (id) => { window.openLate = () => late(id); },
+        });
+        """
+    )
+    page.goto(f"{visitor.url}/?tab=compare")
     expect(page.locator("#rl-run-lengths")).to_be_visible()
-    page.evaluate("window.heard = RedlineShell.tabSelected; RedlineShell.tabSelected = () => {}")
-    visitor.tab("History")
+    page.wait_for_function("Boolean(window.openLate)")
+    assert not page.evaluate("RedlineShell.isOpen()")
+    to_tab(page, "History")
     expect(page.locator("#rl-search")).to_be_visible()
     settled(page)
     assert "tab=compare" in page.url
-    page.evaluate("RedlineShell.tabSelected = window.heard; RedlineShell.opened('compare')")
+    page.evaluate("openLate()")
     expect(page).to_have_url(f"{visitor.url}/?tab=history")
+    for name, query in (("Playground", ""), ("Compare", "?tab=compare"), ("History", "?tab=history")):
+        to_tab(page, name)
+        expect(page).to_have_url(f"{visitor.url}/{query}")
+
+
+def to_tab(page: Page, name: str) -> None:
+    """Choose a tab, where a narrow page hides it behind "More tabs"."""
+    shown = page.get_by_role("tab", name=name)
+    if not shown.is_visible():
+        page.get_by_label("More tabs").click()
+        shown = page.locator("#rl-tabs > .tab-wrapper .overflow-dropdown button", has_text=name)
+    shown.click()
 
 
 def test_coming_back_to_a_run_names_it_again(visitor: Visitor) -> None:
