@@ -54,6 +54,10 @@ def data(
     openings: Annotated[
         Path | None, typer.Option(help="Text file: each line begins a first message, drawn for each row.")
     ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="JSON list of whole first messages, one a row (`train prompts` writes one), instead."),
+    ] = None,
     join: Annotated[list[Path] | None, typer.Option(help="Older files of rows, put before the new ones.")] = None,
     stop_after: Annotated[int | None, typer.Option(help="Leave after this many batches.")] = None,
     device: Device = "auto",
@@ -68,8 +72,19 @@ def data(
             lines = tuple(line for line in openings.read_text(encoding="utf-8").splitlines() if line.strip())
         except (OSError, UnicodeDecodeError) as error:
             raise RequestError(f"cannot read the openings {openings}: {error}") from None
+    messages: tuple[str, ...] = ()
+    if prompts is not None:
+        try:
+            messages = tuple(map(str, json.loads(prompts.read_text(encoding="utf-8"))))
+        except (OSError, ValueError) as error:
+            raise RequestError(f"cannot read the prompts {prompts}: {error}") from None
+        if lines or len(messages) < rows:
+            reason = (
+                "openings go without prompts" if lines else f"there are {len(messages):,} prompts for {rows:,} rows"
+            )
+            raise RequestError(f"cannot write these rows: {reason}")
     loaded = load_target(target, device, threads)
-    plan = DataPlan(rows, length, batch, seed, lines)
+    plan = DataPlan(rows, length, batch, seed, lines, messages)
     fresh = out.with_suffix(".new.npz") if join else out
     made = generate(
         _runner(loaded), loaded.tokenizer, plan, fresh, target=loaded.fingerprint, stop_after=stop_after,
@@ -81,13 +96,45 @@ def data(
 
 
 def _runner(loaded: Any) -> Any:
-    """A runner on the leanest eager path: batches of rows take no compiled steps."""
-    from decoder.fused import FusedRunner, Weights, why_not
-    from decoder.target import ModelRunner
+    """A runner on the fastest path that takes batches of any size."""
+    from decoder.assemble import new_runner
 
-    if why_not(loaded.model):
-        return ModelRunner(loaded.model, context=loaded.context, device=loaded.device)
-    return FusedRunner(Weights(loaded.model), context=loaded.context, device=loaded.device)
+    runner = new_runner(loaded)
+    settle = getattr(getattr(runner, "steps", None), "settle", None)
+    if settle is not None:
+        settle()
+    return runner
+
+
+@app.command("prompts")
+def prompts(
+    out: Annotated[Path, typer.Option(help="JSON file to write.")],
+    count: Annotated[int, typer.Option(min=1, help="Messages to write.")] = 4096,
+    seed: int = 0,
+    passages: Annotated[
+        Path | None, typer.Option(help="Older rows (.npz): half of what is to be summarised are answers from these.")
+    ] = None,
+    target: Target_ = "smollm2-135m",
+) -> None:
+    """Write messages for `train data --prompts`: questions, tasks in code, texts to summarise."""
+    from decoder.training.prompts import passages_of, write_prompts
+
+    texts: list[str] = []
+    if passages is not None:
+        from decoder.training.data import answers_of, find_turns
+        from decoder.training.rows import load_rows
+
+        tokenizer = load_target(target, "cpu", 0).tokenizer
+        turns = find_turns(tokenizer)
+        rows = load_rows(passages, len(turns.prefix))
+        answers = answers_of(rows.tokens[rows.part("train")], turns)
+        texts = passages_of(tokenizer.batch_decode(answers))
+        say(f"{len(texts):,} passages from {len(answers):,} answers")
+    try:
+        written = write_prompts(count, seed, texts)
+    except ValueError as error:
+        raise RequestError(str(error)) from None
+    out.write_text(json.dumps(written, ensure_ascii=False, indent=0), encoding="utf-8")
 
 
 def _head(

@@ -64,6 +64,18 @@ def find_turns(tokenizer: Any) -> Turns:
     return turns
 
 
+def answers_of(rows: npt.NDArray[Any], turns: Turns) -> list[list[int]]:
+    """The first whole answer of each of ``rows`` [R, L], where it has one."""
+    found = []
+    begin, end = list(turns.to_answer), turns.to_user[0]
+    for row in rows.tolist():
+        at = next((i for i in range(len(turns.prefix), len(row)) if row[i : i + len(begin)] == begin), None)
+        if at is not None and end in row[at + len(begin) :]:
+            start = at + len(begin)
+            found.append(row[start : row.index(end, start)])
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class DataPlan:
     """Everything that decides the rows, besides the target."""
@@ -74,15 +86,18 @@ class DataPlan:
     seed: int = 0
     openings: tuple[str, ...] = ()
     """Beginnings of the first user message, drawn for each row; none: the model begins by itself."""
+    prompts: tuple[str, ...] = ()
+    """Whole first messages, one for each row, instead."""
 
 
 class _Conversation:
     """Which turn a row is in, and ids that it must emit before it may choose again."""
 
-    def __init__(self, turns: Turns, temperature: float, opening: Sequence[int]) -> None:
+    def __init__(self, turns: Turns, temperature: float, opening: Sequence[int], whole: bool) -> None:
+        """``opening`` begins the first message, or is the ``whole`` of it."""
         self.turns, self.temperature = turns, temperature
-        self.answering = False
-        self.forced = list(opening)
+        self.answering = whole
+        self.forced = [*opening, *(turns.to_answer if whole else ())]
 
     def choose(self, drawn: int) -> int:
         """The next id, where the model drew ``drawn``: the template's own where it is closing a turn."""
@@ -96,17 +111,28 @@ class _Conversation:
 
 
 @torch.inference_mode()
-def write_batch(runner: RowRunner, turns: Turns, plan: DataPlan, number: int, openings: Sequence[Sequence[int]]) -> Any:
-    """Rows of batch ``number``: uint16 or int32 [batch, length]. ``openings``: ids of the plan's openings."""
+def write_batch(
+    runner: RowRunner, turns: Turns, plan: DataPlan, number: int, first: Sequence[Sequence[int]] | Openings
+) -> Any:
+    """Rows of batch ``number``: uint16 or int32 [rows, length]. ``first``: ids of the plan's openings, or ``Openings``
+    of whole messages, of which the batch takes its own."""
     generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + number)
-    picks = torch.randint(max(len(openings), 1), (plan.batch,), generator=generator).tolist()
-    talks = [
-        _Conversation(turns, MIX[row % len(MIX)], openings[pick] if openings else ()) for row, pick in enumerate(picks)
-    ]
-    rows = torch.empty(plan.batch, plan.length, dtype=torch.long)
-    start = len(turns.prefix)
-    rows[:, :start] = torch.tensor(turns.prefix)
-    runner.reset(plan.batch)
+    whole = isinstance(first, Openings)
+    openings: Sequence[Sequence[int]]
+    if isinstance(first, Openings):
+        openings = first.batch(number, plan.batch)
+    else:
+        picks = torch.randint(max(len(first), 1), (plan.batch,), generator=generator).tolist()
+        openings = [first[pick] if first else () for pick in picks]
+    talks = [_Conversation(turns, MIX[row % len(MIX)], ids, whole) for row, ids in enumerate(openings)]
+    # What every row is given anyway is read in one pass.
+    given = min(len(talk.forced) for talk in talks)
+    start = len(turns.prefix) + given
+    rows = torch.empty(len(talks), plan.length, dtype=torch.long)
+    rows[:, :start] = torch.tensor([[*turns.prefix, *talk.forced[:given]] for talk in talks])
+    for talk in talks:
+        del talk.forced[:given]
+    runner.reset(len(talks))
     logits = runner.forward(rows[:, :start], last=True)
     for at in range(start, plan.length):
         drawn = _draw(logits[:, -1].float().cpu(), talks, generator)
@@ -116,20 +142,38 @@ def write_batch(runner: RowRunner, turns: Turns, plan: DataPlan, number: int, op
     return rows.numpy().astype(np.uint16 if runner.vocab_size <= 1 << 16 else np.int32)
 
 
+class Openings:
+    """Whole first messages by their ids, ordered so that the rows of a batch have messages of like length."""
+
+    def __init__(self, messages: Sequence[Sequence[int]], most: int) -> None:
+        """Messages of more than ``most`` ids are left out. Raises ModelError where none is left."""
+        self.messages = sorted((list(ids) for ids in messages if len(ids) <= most), key=len)
+        if not self.messages:
+            raise ModelError(f"no prompt is shorter than {most} tokens: choose longer rows")
+
+    def batches(self, size: int) -> list[int]:
+        """Numbers of the batches of ``size``, in an order that takes all lengths alike."""
+        count = -(-len(self.messages) // size)
+        return [number for part in range(4) for number in range(part, count, 4)]
+
+    def batch(self, number: int, size: int) -> list[list[int]]:
+        """The messages of batch ``number``, the last of which may be smaller."""
+        return self.messages[number * size : (number + 1) * size]
+
+
 def _draw(logits: Tensor, talks: Sequence[_Conversation], generator: torch.Generator) -> list[int]:
     """One id per row [B], by each row's own temperature and turn."""
     u = torch.rand(len(talks), generator=generator)
     temperature = torch.tensor([talk.temperature if talk.answering else 1.0 for talk in talks])
     answering = torch.tensor([talk.answering for talk in talks])
-    values, ids = logits.topk(min(TOP, logits.shape[1]), dim=-1)
+    result = logits.argmax(-1)
     # A user turn is drawn among 20 times as many ids: nearly all of the mass, without a sort of the vocabulary.
-    wide_values, wide_ids = logits.topk(min(20 * TOP, logits.shape[1]), dim=-1)
-    result = ids[:, 0].clone()
-    for chosen, v, i in (((temperature > 0) & answering, values, ids), (~answering, wide_values, wide_ids)):
+    for chosen, most in (((temperature > 0) & answering, TOP), (~answering, 20 * TOP)):
         if bool(chosen.any()):
-            p = (v[chosen] / temperature[chosen, None]).softmax(-1).cumsum(-1)
+            values, ids = logits[chosen].topk(min(most, logits.shape[1]), dim=-1)
+            p = (values / temperature[chosen, None]).softmax(-1).cumsum(-1)
             place = torch.searchsorted(p, (u[chosen, None] * p[:, -1:]).contiguous()).clamp_max(p.shape[1] - 1)
-            result[chosen] = i[chosen].gather(1, place)[:, 0]
+            result[chosen] = ids.gather(1, place)[:, 0]
     picked: list[int] = result.tolist()
     return picked
 
@@ -150,33 +194,41 @@ def generate(
     interrupt would.
     """
     turns = find_turns(tokenizer)
-    openings = [tokenizer.encode(text, add_special_tokens=False) for text in plan.openings]
+    first: Sequence[Sequence[int]] | Openings
+    first = [tokenizer.encode(text, add_special_tokens=False) for text in plan.openings or plan.prompts]
+    numbers = list(range(-(-plan.rows // plan.batch)))
+    if plan.prompts:
+        # An answer needs room: what it is asked may fill two thirds of a row.
+        room = plan.length - len(turns.prefix) - len(turns.to_answer)
+        first = Openings(first[: plan.rows], 2 * room // 3)
+        numbers = first.batches(plan.batch)
     parts = out.with_suffix(".parts")
     parts.mkdir(parents=True, exist_ok=True)
     about = asdict(plan) | {"target": target, "prefix": len(turns.prefix), "openings": list(plan.openings)}
-    about.pop("rows")
+    del about["rows"], about["prompts"]
+    if plan.prompts:
+        about["prompts"] = hashlib.sha256(json.dumps(plan.prompts[: plan.rows]).encode()).hexdigest()[:16]
     meta = parts / "plan.json"
     if meta.is_file() and json.loads(meta.read_text()) != about:
         raise ModelError(f"{parts} holds rows of another plan: choose another --out, or the options it was begun with")
     meta.write_text(json.dumps(about))
-    wanted = -(-plan.rows // plan.batch)
     made = 0
-    for number in range(wanted):
+    for at, number in enumerate(numbers):
         path = parts / f"{number:05}.npy"
         if path.is_file():
             continue
         if stop_after is not None and made >= stop_after:
             break
         began = time.monotonic()
-        rows = write_batch(runner, turns, plan, number, openings)
+        rows = write_batch(runner, turns, plan, number, first)
         partial = path.with_suffix(".partial")
         with partial.open("wb") as file:
             np.save(file, rows)
         os.replace(partial, path)
         made += 1
         if progress:
-            done = min((number + 1) * plan.batch, plan.rows)
-            progress(done, plan.rows, plan.batch * (plan.length - len(turns.prefix)) / (time.monotonic() - began))
+            done = min((at + 1) * plan.batch, plan.rows)
+            progress(done, plan.rows, len(rows) * (plan.length - len(turns.prefix)) / (time.monotonic() - began))
     return merge(out, [np.load(path) for path in sorted(parts.glob("*.npy"))], len(turns.prefix))
 
 

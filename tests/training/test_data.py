@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from decoder.errors import ModelError
-from decoder.training.data import DataPlan, extend, find_turns, generate
+from decoder.training.data import DataPlan, Turns, answers_of, extend, find_turns, generate
 from decoder.training.rows import load_rows
 from tests.tiny import runner, tiny_tokenizer
 
@@ -77,6 +77,39 @@ def test_openings_begin_the_first_message(tmp_path: Path) -> None:
     begin, opening = len(find_turns(talker).prefix), talker.encode("def f")
     rows = np.load(tmp_path / "a.npz")["rows"]
     assert (rows[:, begin : begin + len(opening)] == opening).all()
+
+
+def test_prompts_are_whole_messages_each_answered_once(tmp_path: Path) -> None:
+    talker = Talker("x")
+    prompts = tuple("the cat " * n + f"sat {n}" for n in (3, 1, 2, 0, 200))
+    made = generate(runner(), talker, plan(prompts=prompts, rows=5, batch=2), tmp_path / "a.npz", target="tiny")
+    assert made == 4, "a message that fills its row is left out"
+    turns, rows = find_turns(talker), np.load(tmp_path / "a.npz")["rows"].tolist()
+    seen = []
+    for row in rows:
+        body = row[len(turns.prefix) :]
+        at = body.index(turns.to_answer[0])
+        assert tuple(body[at : at + len(turns.to_answer)]) == turns.to_answer
+        seen.append(body[:at])
+    assert sorted(seen) == sorted(talker.encode(text) for text in prompts[:-1])
+    again = generate(
+        runner(), talker, plan(prompts=prompts, rows=5, batch=2), tmp_path / "b.npz", target="tiny", stop_after=1
+    )
+    assert again < made
+    generate(runner(), talker, plan(prompts=prompts, rows=5, batch=2), tmp_path / "b.npz", target="tiny")
+    assert sorted(np.load(tmp_path / "b.npz")["rows"].tolist()) == sorted(rows)
+    with pytest.raises(ModelError, match="no prompt is shorter"):
+        generate(runner(), talker, plan(prompts=prompts[-1:], rows=1), tmp_path / "c.npz", target="tiny")
+
+
+def test_answers_are_cut_out_of_rows() -> None:
+    turns = Turns(prefix=(1, 2), to_answer=(9, 8, 7), to_user=(9, 8, 6))
+    whole, open_end, silent = (
+        [1, 2, 5, 9, 8, 7, 3, 4, 9, 8, 6, 5],
+        [1, 2, 5, 9, 8, 7, 3, 4, 5, 5, 5, 5],
+        [1, 2, *[5] * 10],
+    )
+    assert answers_of(np.array([whole, open_end, silent]), turns) == [[3, 4]]
 
 
 def test_another_plan_is_not_mixed_in_and_files_are_joined(tmp_path: Path) -> None:
