@@ -17,7 +17,7 @@ from torch import Tensor
 from decoder.proposers.base import Proposal, Row
 from decoder.proposers.confidence import NEVER
 from decoder.record import Outcome
-from decoder.sampling import probs_of_rows, process_rows
+from decoder.sampling import likeliest, probs_of_rows, process_rows
 from decoder.transfer import upload, upload_tensor
 from decoder.verify import ChainVerdict, verify_greedy, verify_sampled, verify_tree_greedy, verify_tree_sampled
 
@@ -33,7 +33,7 @@ def judge(
         return [_judge_tree(proposal, rows[0], ks[0], processed[0], draws[0])]
     greedy = [row.request.sampling.greedy for row in rows]
     probs = probs_of_rows([row.sampler for row in rows], processed, [not g for g in greedy])
-    table = _read(proposal, processed.max(-1), None if all(greedy) else _sample(proposal, ks, draws, probs))
+    table = _read(proposal, likeliest(processed), None if all(greedy) else _sample(proposal, ks, draws, probs))
     found: list[Outcome | None] = []
     for b, verdict in enumerate(table):
         if not all(map(math.isfinite, verdict.scores[: ks[b] + 1])):
@@ -55,6 +55,7 @@ def judge(
                 p_rows=processed[b],
                 probs=probs[b],
                 q_rows=None if proposal.q is None else proposal.q[b],
+                q_scores=None if proposal.scores is None else proposal.scores[b],
                 u=None if greedy[b] else draws[b][ks[b] : 2 * ks[b]].tolist(),
                 k_reason=_unsure(verdict.stopped, rows[b]),
             )
@@ -141,11 +142,12 @@ def _sample(
 def _judge_tree(proposal: Proposal, row: Row, k: int, processed: Tensor, draws: Tensor) -> Outcome | None:
     parents = list(proposal.parents or ())
     drafts = [int(i) for i in proposal.ids[0].tolist()]
-    if not bool(processed.amax(-1).isfinite().all()):
+    scores, best = likeliest(processed)
+    if not bool(scores.isfinite().all()):
         return None
     q = None if proposal.q is None else proposal.q[0]
     if row.request.sampling.greedy:
-        verdict = verify_tree_greedy(drafts, parents, processed.argmax(-1).tolist())
+        verdict = verify_tree_greedy(drafts, parents, best.tolist())
         probs, u = None, None
     else:
         probs = row.sampler.probs(processed)

@@ -38,6 +38,8 @@ class Outcome:
     probs: Tensor | None = None
     """What the target is sampled from, None when greedy."""
     q_rows: Tensor | None = None
+    q_scores: Tensor | None = None
+    """In place of ``q_rows``: processed logits of the draft, where its probabilities are only shown."""
     u: list[float] | None = None
     residual: Tensor | None = None
     k_reason: str | None = None
@@ -123,12 +125,15 @@ def write_step(
     last = outcome.path[-1] if outcome.path else None
     corrected = any(parents[node] == last for node in rejected)
     p_top = _top(p_all, tokens)
-    q_top = _top(outcome.q_rows[:n], tokens) if outcome.q_rows is not None and n else [()] * n
+    q_rows = outcome.q_rows
+    if q_rows is None and outcome.q_scores is not None:
+        q_rows = sampler.probs(outcome.q_scores[:n])
+    q_top = _top(q_rows[:n], tokens) if q_rows is not None and n else [()] * n
     # Row 0 follows the committed text, row i + 1 draft i.
     behind_of = [0 if parent is None else parent + 1 for parent in parents]
     places = [0, *(node + 1 for node in outcome.path[: outcome.kept])][: len(outcome.emitted)]
     p_values = _picked(p_all, [*behind_of, *places], [*outcome.drafts, *outcome.emitted])
-    q_values = _picked(outcome.q_rows, range(n), outcome.drafts) if outcome.q_rows is not None else [1.0] * n
+    q_values = _picked(q_rows, range(n), outcome.drafts) if q_rows is not None else [1.0] * n
     drafts = []
     for node, token in enumerate(outcome.drafts):
         verdict = Verdict.ACCEPTED if node in kept else Verdict.REJECTED if node in rejected else Verdict.UNTESTED
@@ -164,8 +169,8 @@ def write_step(
         if left_over is None:
             node = min(rejected)
             q = (
-                outcome.q_rows[node]
-                if outcome.q_rows is not None
+                q_rows[node]
+                if q_rows is not None
                 else torch.zeros_like(p_all[row]).index_fill_(0, upload([outcome.drafts[node]], p_all.device), 1.0)
             )
             left_over = residual(p_all[row], q)

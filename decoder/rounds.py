@@ -20,8 +20,9 @@ from decoder.proposers.base import Context, Proposal, Row
 from decoder.record import Outcome
 from decoder.request import GenerationRequest
 from decoder.rows import RowState
-from decoder.sampling import Draws, Sampler, draw
+from decoder.sampling import Draws, Sampler, draw, likeliest
 from decoder.text import Answer, TextStream
+from decoder.threads import alone
 from decoder.trace import FinishReason, Step
 from decoder.transfer import upload
 
@@ -87,10 +88,12 @@ class Decoding:
         self.runner.capture = self.proposer.capture if self.proposer else ()
         begin = self.clock.now()
         logits = self.runner.forward(ids, [len(row.tokens) for row in rows], last=True)
-        processed = [row.sampler.logits(logits[b]) for b, row in enumerate(rows)]
-        first = torch.stack([self._choose(row, p[0]) for row, p in zip(rows, processed, strict=True)])
-        sound = torch.stack([p.amax().isfinite() for p in processed])
-        chosen, fine = first.tolist(), sound.tolist()
+        with alone(logits.numel()):
+            processed = [row.sampler.logits(logits[b]) for b, row in enumerate(rows)]
+            best = [likeliest(p[0]) for p in processed]
+            own = [self._choose(row, p[0], b[1]) for row, p, b in zip(rows, processed, best, strict=True)]
+            sound = torch.stack([score.isfinite() for score, _ in best])
+            chosen, fine = torch.stack(own).tolist(), sound.tolist()
         end = self.clock.now()
         outcomes = []
         for b, state in enumerate(self.live):
@@ -101,9 +104,9 @@ class Decoding:
             outcomes.append(outcome)
         return self._record(outcomes, (0.0, 0.0, 0.0))
 
-    def _choose(self, row: Row, processed: Tensor) -> Tensor:
+    def _choose(self, row: Row, processed: Tensor, best: Tensor) -> Tensor:
         if row.request.sampling.greedy:
-            return processed.argmax()
+            return best
         u = row.draws.take(1).to(self.device)[0]
         return draw(row.sampler.probs(processed[None])[0], u)
 
@@ -192,7 +195,8 @@ class Decoding:
         widths = [min(k, proposal.ids.shape[1]) + 1 for k in ks]
         with self.clock.span("verify"):
             logits = self.runner.forward(ids, widths if proposal.parents is None else None, parents=proposal.parents)
-        return judge(proposal, rows, ks, draws, logits)
+        with alone(logits.numel()):
+            return judge(proposal, rows, ks, draws, logits)
 
     def _roll_back(self, proposal: Proposal, outcomes: Sequence[Outcome | None]) -> None:
         """Leave exactly the committed tokens but the newest in the target's cache."""
@@ -213,7 +217,8 @@ class Decoding:
                 self.runner.wipe(b)
                 state.end(FinishReason.ERROR, _not_numbers(state.row.emitted + 1))
                 continue
-            steps[state.index] = state.record(outcome, self.decoder.tokens, times)
+            with alone(outcome.p_rows.numel()):
+                steps[state.index] = state.record(outcome, self.decoder.tokens, times)
         self._note_paths()
         return steps
 

@@ -46,14 +46,16 @@ class Proposal:
 
     ``ids`` [B, K] (padding behind a row's count), ``counts`` [B] drafts per row (both on the device). ``q``
     [B, K, V]: the distribution each draft was drawn from (when greedy: the draft's softmax, to be shown), or None for
-    a proposer without probabilities (one-hot). ``parents`` makes a row's drafts a tree (only B = 1). ``reasons[b]``
-    says why row b has no draft. ``stopped`` [B] comes from ``Confidence`` (below), ``sound`` [B] is False for rows in
-    whose drafting something was not a number.
+    a proposer without probabilities (one-hot). ``scores`` [B, K, V] may stand in its place where all rows are greedy:
+    processed logits, whose softmax is made when the trace is written. ``parents`` makes a row's drafts a tree (only
+    B = 1). ``reasons[b]`` says why row b has no draft. ``stopped`` [B] comes from ``Confidence`` (below), ``sound``
+    [B] is False for rows in whose drafting something was not a number.
     """
 
     ids: Tensor
     counts: Tensor
     q: Tensor | None = None
+    scores: Tensor | None = None
     parents: Sequence[int | None] | None = None
     reasons: list[str | None] = field(default_factory=list)
     stopped: Tensor | None = None

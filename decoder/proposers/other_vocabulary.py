@@ -21,7 +21,9 @@ from decoder.proposers.chain import draft_chain
 from decoder.proposers.confidence import NEVER
 from decoder.proposers.draft_text import DraftText, look_behind, re_encode
 from decoder.request import GenerationRequest
+from decoder.sampling import likeliest
 from decoder.target import Runner
+from decoder.threads import alone
 from decoder.transfer import upload
 from decoder.vocabulary import SharedVocabulary
 
@@ -190,8 +192,9 @@ class OtherVocabularyProposer(Proposer):
         least = [row.request.confidence if row.request.draft_length == "confidence" else 0.0 for row in rows]
         stopped = [NEVER] * len(ks)
         while True:
-            best = logits[:, 0].float().softmax(-1).max(-1)
-            table = torch.stack([best.indices.double(), best.values.double()]).tolist()
+            with alone(logits.numel()):
+                values, ids = likeliest(logits[:, 0].float().softmax(-1))
+                table = torch.stack([ids.double(), values.double()]).tolist()
             tokens = [int(token) for token in table[0]]
             for b, (token, prob) in enumerate(zip(tokens, table[1], strict=True)):
                 if not left[b]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from decoder.proposers.base import Proposal, Row
 from decoder.sampling import draw
+from decoder.threads import alone
 from decoder.transfer import upload
 
 _FIRST, _NEXT = 0.6, 0.3
@@ -120,7 +121,8 @@ def _static(branches: Branches, row: Row, shape: Sequence[int | None]) -> _Tree:
         for node, logits in zip(level, scores, strict=True):
             parent = None if node is None else place[node]
             q = _distribution(tree, row, logits)
-            picked = [] if q is None else _pick(logits, q, row, [draws[child] for child in children[node]])
+            with alone(logits.numel()):
+                picked = [] if q is None else _pick(logits, q, row, [draws[child] for child in children[node]])
             for child, (token, q) in zip(children[node], picked, strict=False):
                 place[child] = tree.add(token, parent, q)
                 if child in children:
@@ -131,8 +133,9 @@ def _static(branches: Branches, row: Row, shape: Sequence[int | None]) -> _Tree:
 
 def _distribution(tree: _Tree, row: Row, logits: Tensor) -> Tensor | None:
     """What children are taken from [V]; None where the processed ``logits`` are not numbers."""
-    if bool(logits.amax().isfinite()):
-        return row.sampler.probs(logits[None])[0]
+    with alone(logits.numel()):
+        if bool(logits.amax().isfinite()):
+            return row.sampler.probs(logits[None])[0]
     tree.sound = False
     return None
 

@@ -139,13 +139,13 @@ def prompts(
 
 def _head(
     kind: str, rows: Path, target: str, out: Path, prefix: int, features: Path | None, options: dict[str, Any],
-    eval_every: int, eval_rows: int, stop_after: int | None, device: str, threads: int,
+    eval_every: int, eval_rows: int, stop_after: int | None, device: str, threads: int, start: Path | None,
 ) -> None:  # fmt: skip
     import torch
 
     from decoder.training.features import FeatureCache, eagle3_layers
     from decoder.training.head_models import HEADS
-    from decoder.training.heads import HeadPlan, Material, draft_vocabulary, train
+    from decoder.training.heads import HeadPlan, Material, draft_vocabulary, save_vocabulary, start_from, train
     from decoder.training.rows import load_rows
 
     loaded = load_target(target, device, threads)
@@ -163,10 +163,15 @@ def _head(
     torch.manual_seed(plan.seed)
     head = HEADS[kind](text, model, vocabulary)
     head.warm_start(model, vocabulary)
+    about = asdict(plan) | {"rows": material_rows.digest, "prefix": prefix, "target": loaded.fingerprint}
+    if start is not None:
+        kept = start_from(head, start, vocabulary, plan.unroll)
+        say(f"starts from {start}, which drafts {kept:,} of these {len(vocabulary):,} ids")
+        about["start"] = str(start)
     head = head.to(model.device)
     out.mkdir(parents=True, exist_ok=True)
-    about = asdict(plan) | {"rows": material_rows.digest, "prefix": prefix, "target": loaded.fingerprint}
     _same_plan(out / "plan.json", about)
+    save_vocabulary(out, vocabulary)
     say(f"{kind}: {sum(p.numel() for p in head.parameters()):,} parameters")
     train(
         head, Material(material_rows, model, cache), plan, vocabulary, out,
@@ -190,6 +195,7 @@ Steps = Annotated[int, typer.Option(min=1, help="Steps of the whole schedule.")]
 Batch = Annotated[int, typer.Option(min=1, help="Rows per step.")]
 Vocabulary_ = Annotated[int, typer.Option(min=16, help="Most frequent ids: the draft vocabulary.")]
 Features = Annotated[Path | None, typer.Option(help="Folder of the target's states (default: OUT/features).")]
+Start = Annotated[Path | None, typer.Option(help="Folder of an earlier run of this kind: begin with its best weights.")]
 EvalEvery = Annotated[int, typer.Option(min=1)]
 EvalRows = Annotated[int, typer.Option(min=1, help="Validation rows of each evaluation.")]
 StopAfter = Annotated[int | None, typer.Option(help="Leave after this many steps; run again to go on.")]
@@ -201,14 +207,28 @@ def eagle3(
     unroll: Annotated[int, typer.Option(min=1, help="Draft positions unrolled in training.")] = 3,
     vocabulary: Vocabulary_ = 8192, lr: float = 2e-3, head_lr: float = 1e-3, seed: int = 0,
     features: Features = None, eval_every: EvalEvery = 200, eval_rows: EvalRows = 48, stop_after: StopAfter = None,
-    prefix: Prefix = 24, device: Device = "auto", threads: Threads = 0,
+    prefix: Prefix = 24, device: Device = "auto", threads: Threads = 0, start: Start = None,
 ) -> None:  # fmt: skip
     """An EAGLE-3 head: three inner states of the target, a draft vocabulary, training-time test."""
     options = {
         "steps": steps, "batch": batch, "unroll": unroll, "vocabulary": vocabulary, "lr": lr, "head_lr": head_lr,
         "seed": seed,
     }  # fmt: skip
-    _head("eagle3", rows, target, out, prefix, features, options, eval_every, eval_rows, stop_after, device, threads)
+    _head(
+        "eagle3",
+        rows,
+        target,
+        out,
+        prefix,
+        features,
+        options,
+        eval_every,
+        eval_rows,
+        stop_after,
+        device,
+        threads,
+        start,
+    )
 
 
 @app.command("mtp")
@@ -219,14 +239,16 @@ def mtp(
     sample: Annotated[int, typer.Option(min=0, help="Rarer ids drawn for each step.")] = 1024,
     lr: float = 2e-3, head_lr: float = 1e-3, seed: int = 0,
     features: Features = None, eval_every: EvalEvery = 200, eval_rows: EvalRows = 48, stop_after: StopAfter = None,
-    prefix: Prefix = 24, device: Device = "auto", threads: Threads = 0,
+    prefix: Prefix = 24, device: Device = "auto", threads: Threads = 0, start: Start = None,
 ) -> None:  # fmt: skip
     """One extra layer on the last hidden state, with the target's embeddings and head."""
     options = {
         "steps": steps, "batch": batch, "unroll": unroll, "vocabulary": vocabulary, "sample": sample, "lr": lr,
         "head_lr": head_lr, "seed": seed,
     }  # fmt: skip
-    _head("mtp", rows, target, out, prefix, features, options, eval_every, eval_rows, stop_after, device, threads)
+    _head(
+        "mtp", rows, target, out, prefix, features, options, eval_every, eval_rows, stop_after, device, threads, start
+    )
 
 
 @app.command("medusa")
@@ -235,14 +257,28 @@ def medusa(
     heads: Annotated[int, typer.Option(min=1, help="Number of heads: draft positions.")] = 4,
     vocabulary: Vocabulary_ = 8192, lr: float = 2e-3, head_lr: float = 1e-3, seed: int = 0,
     features: Features = None, eval_every: EvalEvery = 200, eval_rows: EvalRows = 48, stop_after: StopAfter = None,
-    prefix: Prefix = 24, device: Device = "auto", threads: Threads = 0,
+    prefix: Prefix = 24, device: Device = "auto", threads: Threads = 0, start: Start = None,
 ) -> None:  # fmt: skip
     """Medusa heads: each foretells one position from the target's last state."""
     options = {
         "steps": steps, "batch": batch, "unroll": heads, "vocabulary": vocabulary, "lr": lr, "head_lr": head_lr,
         "seed": seed,
     }  # fmt: skip
-    _head("medusa", rows, target, out, prefix, features, options, eval_every, eval_rows, stop_after, device, threads)
+    _head(
+        "medusa",
+        rows,
+        target,
+        out,
+        prefix,
+        features,
+        options,
+        eval_every,
+        eval_rows,
+        stop_after,
+        device,
+        threads,
+        start,
+    )
 
 
 @app.command("export")

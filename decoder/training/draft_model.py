@@ -20,6 +20,7 @@ import torch
 import typer
 
 from decoder.errors import ModelError, RedlineError
+from decoder.training.checkpoint import load_weights
 from decoder.training.evaluate import Acceptance, evaluate
 from decoder.training.labels import LabelCache, make_labels
 from decoder.training.loop import run_steps
@@ -214,6 +215,9 @@ def main(
     make_missing_labels: Annotated[
         bool, typer.Option(help="Label all rows first. Off: rows without labels teach their own next ids.")
     ] = True,
+    start: Annotated[
+        Path | None, typer.Option(help="Folder of an earlier run of this size: begin with its best weights.")
+    ] = None,
     device: str = "cpu",
     threads: Annotated[int, typer.Option(help="CPU threads (0: torch's choice).")] = 0,
 ) -> None:
@@ -245,10 +249,13 @@ def main(
         )
         model, kept = warm_start(config, teacher, data.counts(vocab_size), seed)
         del teacher
+        if start is not None:
+            load_weights(start / "best.safetensors", model)
         model = model.to(torch.device(device)).train()
         say(f"{model.num_parameters():,} parameters; the embeddings keep {kept:.1%} of the target's variance")
         config.save_pretrained(out)
-        (out / "plan.json").write_text(json.dumps(asdict(plan) | {"rows": data.digest, "embedding_kept": kept}))
+        about = {"rows": data.digest, "embedding_kept": kept} | ({} if start is None else {"start": str(start)})
+        (out / "plan.json").write_text(json.dumps(asdict(plan) | about))
         train(
             model, data, cache, plan, out,
             eval_every=eval_every, eval_rows=eval_rows, stop_after=stop_after, say=say,

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from decoder.errors import ModelError
@@ -99,6 +101,35 @@ def draft_vocabulary(rows: Rows, vocab_size: int, size: int) -> Tensor:
     """The ``size`` most frequent ids of the training rows, ascending: int64 [size]."""
     counts = rows.counts(vocab_size)
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
+
+
+def save_vocabulary(out: Path, vocabulary: Tensor) -> None:
+    """Keep what a run's output rows stand for: who starts from its weights may draft other ids."""
+    np.save(out / "vocabulary.npy", vocabulary.numpy())
+
+
+def start_from(head: HeadModel, run: Path, vocabulary: Tensor, heads: int) -> int:
+    """Give ``head`` the best weights of another ``run``; output rows go by their ids, and those of ids that it did not
+    draft stay as they are. Gives how many it drafted of ``vocabulary``. Raises ModelError where it does not fit."""
+    try:
+        tensors = load_file(run / "best.safetensors")
+        theirs = torch.from_numpy(np.load(run / "vocabulary.npy", allow_pickle=False))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"{run} is not the folder of a trained head: {error}") from None
+    mine, there = (vocabulary[:, None] == theirs).nonzero(as_tuple=True)
+    scoring = {id(head.scoring(i)) for i in range(heads)}
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            found = tensors.get(name)
+            rows = id(parameter) in scoring
+            wanted = (len(theirs), *parameter.shape[1:]) if rows else tuple(parameter.shape)
+            if found is None or tuple(found.shape) != wanted:
+                raise ModelError(f"the head in {run} is of another kind or size: {name}")
+            if rows:
+                parameter[mine] = found[there].to(parameter)
+            else:
+                parameter.copy_(found)
+    return len(mine)
 
 
 def make_optimizers(head: HeadModel, plan: HeadPlan) -> list[torch.optim.Optimizer]:

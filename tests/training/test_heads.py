@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from decoder.errors import ModelError
-from decoder.training.checkpoint import load_checkpoint
+from decoder.training.checkpoint import load_checkpoint, save_weights
 from decoder.training.export_head import export_head
 from decoder.training.features import FeatureCache, eagle3_layers
 from decoder.training.head_models import HEADS
@@ -26,6 +26,8 @@ from decoder.training.heads import (
     evaluate_head,
     inputs,
     make_optimizers,
+    save_vocabulary,
+    start_from,
     train,
     train_step,
 )
@@ -187,3 +189,36 @@ def test_the_exported_folder_has_the_public_names(kind: str, material: Material,
     split = json.loads((out / "split.json").read_text())
     assert split["test"] == [4, 5, 6, 7]
     assert split["rows"] == material.rows.digest
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "medusa"])
+def test_a_run_starts_from_the_weights_of_another(kind: str, material: Material, tmp_path: Path) -> None:
+    """Output rows follow their ids: the new vocabulary is a part of the old one, and a few ids that it did not have."""
+    head, vocabulary = new_head(kind, material)
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    save_weights(tmp_path / "best.safetensors", head)
+    save_vocabulary(tmp_path, vocabulary)
+    others = torch.tensor(sorted(set(range(VOCAB)) - set(vocabulary.tolist()))[:5])
+    mixed = torch.cat([vocabulary[5:], others]).sort().values
+    fresh = HEADS[kind](material.target.config, material.target, mixed)
+    fresh.warm_start(material.target, mixed)
+    before = {name: p.clone() for name, p in fresh.named_parameters()}
+    heads = fresh.heads if kind == "medusa" else 1
+    assert start_from(fresh, tmp_path, mixed, heads) == len(vocabulary) - 5
+    old, scoring = dict(head.named_parameters()), {id(fresh.scoring(i)) for i in range(heads)}
+    for name, parameter in fresh.named_parameters():
+        if id(parameter) not in scoring:
+            assert torch.equal(parameter, old[name])
+            continue
+        for at, token in enumerate(mixed.tolist()):
+            place = vocabulary.tolist().index(token) if token in vocabulary else None
+            wanted = before[name][at] if place is None else old[name][place]
+            assert torch.equal(parameter[at], wanted)
+    with pytest.raises(ModelError, match="not the folder of a trained head"):
+        start_from(fresh, tmp_path / "nothing", mixed, heads)
+    other, _ = new_head("medusa" if kind != "medusa" else "eagle3", material)
+    with pytest.raises(ModelError, match="another kind or size"):
+        start_from(other, tmp_path, vocabulary, 1)
