@@ -14,17 +14,19 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """``frame_s``: seconds between frames, at least. ``rest_s``: seconds without decoding behind each."""
+    """``frame_s``: seconds between frames, at least. ``rest_s``: seconds without decoding behind each.
+    ``first_rest_s``: the same behind a run's first frame, at which the page also puts away the run before."""
 
     frame_s: float = 1 / 15
     rest_s: float = 0.0
+    first_rest_s: float = 0.0
 
 
 def pace_of(device: str, beside: bool) -> Pace:
     """For a model on ``device``; ``beside``: the browser that shows the run is on this machine."""
     if device != "cpu":
         return Pace()
-    return Pace(0.15, 0.05 if beside else 0.0)
+    return Pace(0.15, 0.05, 0.2) if beside else Pace(0.15)
 
 
 def is_beside(request: Any) -> bool:

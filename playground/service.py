@@ -267,9 +267,10 @@ class ModelService:
                 break
             active.steps.append(step)
             if time.monotonic() - shown >= pace.frame_s:
+                first = active.handed_over == 0
                 yield self._hand_over(index, active)
                 if pace.rest_s:
-                    stop.wait(pace.rest_s)
+                    stop.wait(pace.first_rest_s if first else pace.rest_s)
                 shown = time.monotonic()
         if active.handed_over < len(active.steps):
             yield self._hand_over(index, active)

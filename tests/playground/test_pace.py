@@ -43,7 +43,7 @@ def test_beside_is_an_address_of_this_machine(host: str | None, beside: bool) ->
 
 
 def test_a_stop_is_heard_while_the_engine_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "pace_of", lambda device, beside: Pace(0.0, 600.0 if beside else 0.0))
+    monkeypatch.setattr(service, "pace_of", lambda device, beside: Pace(0.0, *((600.0, 600.0) if beside else ())))
     with open_store(f"sqlite:///{tmp_path / 'runs.db'}") as store:
         made = ModelService(store, fake_load(FakeEngine()))
         stop = threading.Event()
@@ -58,6 +58,27 @@ def test_a_stop_is_heard_while_the_engine_rests(tmp_path: Path, monkeypatch: pyt
         assert isinstance(end, Done)
         assert end.runs[0].finish_reason is FinishReason.CANCELLED
         assert store.get_run(end.runs[0].id).run.steps
+
+
+def test_the_first_frame_gets_the_longest_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With it the page puts the last run away, which takes longer than a frame of this one."""
+    assert pace_of("cpu", beside=True).first_rest_s > pace_of("cpu", beside=True).rest_s
+    monkeypatch.setattr(service, "pace_of", lambda device, beside: Pace(0.0, 0.002, 0.003))
+    waits: list[float | None] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            return super().wait(timeout)
+
+    with open_store(f"sqlite:///{tmp_path / 'runs.db'}") as store:
+        made = ModelService(store, fake_load(FakeEngine()))
+        plan = plan_run(GenerationRequest(prompt="Why?", proposer="ngram"), baseline=True)
+        frames = [e for e in made.execute(plan, Label(), Stop(), beside=True) if isinstance(e, Stepped)]
+        made.close()
+    firsts = [frame.steps[0].index == 0 for frame in frames]
+    assert sum(firsts) == 2, "a run and its baseline"
+    assert waits == [0.003 if first else 0.002 for first in firsts]
 
 
 def test_no_event_shows_its_progress_on_a_component() -> None:
