@@ -650,3 +650,30 @@ extern "C" int redline_pass(const Model* m, const Pass* p) {
     run(*m, *p, w, barrier, omp_get_thread_num(), omp_get_num_threads());
     return 0;
 }
+
+// out[t, r] = the product of row r of a matrix [rows, size] with token t of x [count, size], rounded as the weights' type
+// would, plus bias (or null). 2: there is no memory.
+extern "C" int redline_matrix(const W* weight, const W* bias, const W* x, float* out, i64 rows, i64 size, i64 count,
+                              i64 threads) {
+#if PAIRS
+    const X* tokens = x;
+#else
+    static thread_local std::vector<float> wide;
+    try {
+        if ((i64)wide.size() < count * size) wide.resize(count * size);
+    } catch (const std::bad_alloc&) {
+        return 2;
+    }
+    for (i64 i = 0; i < count * size; i++) wide[i] = widen(x[i]);
+    const X* tokens = wide.data();
+#endif
+#pragma omp parallel num_threads((int)threads)
+    {
+        Share mine = share(rows, 16, omp_get_thread_num(), omp_get_num_threads());
+        product(weight, size, mine, tokens, size, (int)count, [&](i64 r, i64 some, int t, const float* v) {
+            float* to = out + t * rows + r;
+            for (i64 i = 0; i < some; i++) to[i] = fit(bias ? v[i] + widen(bias[r + i]) : v[i]);
+        });
+    }
+    return 0;
+}

@@ -197,6 +197,27 @@ class _Loaded:
             raise MemoryError("the pass does not fit into memory")
 
 
+class MatrixKernel:
+    """The library on one matrix with its bias: the outputs of a head (``decoder.linear.Linear``)."""
+
+    def __init__(self, library: Path, linear: Any) -> None:
+        self._run = ctypes.CDLL(str(library)).redline_matrix
+        self._weight: Tensor = linear.weight.detach()
+        self._bias: Tensor | None = None if linear.bias is None else linear.bias.detach().contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., in] in the weights' dtype, at most ``WIDEST`` tokens -> [..., out], float32."""
+        x = x.contiguous()
+        rows, size = self._weight.shape
+        out = torch.empty(*x.shape[:-1], rows)
+        count = x.numel() // size
+        pointers = (self._weight.data_ptr(), None if self._bias is None else self._bias.data_ptr(), x.data_ptr())
+        sizes = map(_WHOLE, (rows, size, count, torch.get_num_threads()))
+        if self._run(*map(_POINTER, (*pointers, out.data_ptr())), *sizes):
+            raise MemoryError("the product does not fit into memory")
+        return out
+
+
 class LayerKernel(_Loaded):
     """The library on one layer that stands alone (``decoder.heads.layer.HeadLayer``)."""
 

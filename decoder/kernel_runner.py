@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from decoder import kernel, packages
 from decoder.compiled import KERNEL, CompiledRunner, StepSet, failures
 from decoder.fused import FusedRunner, Weights
-from decoder.heads.layer import HeadLayer
-from decoder.kernel import WIDEST, Kernel, LayerKernel, Library
+from decoder.heads.layer import HeadLayer, Output
+from decoder.kernel import WIDEST, Kernel, LayerKernel, Library, MatrixKernel
+from decoder.linear import Linear
 from decoder.loading import pick_dtype
 from decoder.target import tree_mask
 from decoder.transfer import upload
@@ -76,11 +77,25 @@ class LayerSet(StepSet):
         return None if layer is None else _opened(recipe, lambda: LayerKernel(recipe.path, layer))
 
 
+class MatrixSet(StepSet):
+    """The kernel on a head's output matrix: there, or to be built yet."""
+
+    def __init__(self, linear: Linear, dtype: str) -> None:
+        self.linear = weakref.ref(linear)  # the matrix holds this
+        super().__init__([Library(dtype)], _blocked())
+
+    def _open(self, recipe: Any) -> MatrixKernel | None:
+        linear = self.linear()
+        return None if linear is None else _opened(recipe, lambda: MatrixKernel(recipe.path, linear))
+
+
 def give_layers(head: nn.Module, dtype: str) -> None:
-    """Let the layers of a head on the CPU use the kernel, where there can be one."""
-    for layer in head.modules():
-        if isinstance(layer, HeadLayer) and kernel.why_not_dtype(layer.down.weight.dtype) is None:
-            layer.held = LayerSet(layer, dtype)
+    """Let the layers and the output matrices of a head on the CPU use the kernel, where there can be one."""
+    for part in head.modules():
+        if isinstance(part, HeadLayer) and kernel.why_not_dtype(part.down.weight.dtype) is None:
+            part.held = LayerSet(part, dtype)
+        elif isinstance(part, Output) and part.why_not_fast() is None:
+            part.held = MatrixSet(part, dtype)
 
 
 class KernelRunner(CompiledRunner):

@@ -18,7 +18,7 @@ from torch import Tensor
 from decoder import kernel
 from decoder.heads.expect import TargetFacts
 from decoder.heads.files import open_files
-from decoder.heads.layer import HeadLayer
+from decoder.heads.layer import HeadLayer, Output
 from decoder.heads.layout import require
 from decoder.heads.load import borrow, load_head
 from decoder.heads.models import MedusaHeads, RecurrentHead
@@ -344,7 +344,7 @@ def load(folder: Path, name: str, model: Any) -> RecurrentHead | MedusaHeads:
         with compiling(kernel=True):
             give_layers(head, "float32")
             for layer in head.modules():
-                if isinstance(layer, HeadLayer):
+                if isinstance(layer, HeadLayer | Output):
                     assert layer.held is not None
                     layer.held.settle()
                     assert layer.held.steps

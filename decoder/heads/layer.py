@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from decoder.compiled import StepSet
 from decoder.fused import mix, rotate
 from decoder.heads.sizes import Sizes
-from decoder.kernel import WIDEST
+from decoder.kernel import WIDEST, why_not_dtype
 from decoder.kv_cache import KVCache
 from decoder.linear import Linear
 
@@ -100,6 +100,29 @@ class HeadLayer(nn.Module):
         if mask is not None and group > 1:
             mask = mask.repeat(1, 1, group, 1)
         return mix(self, q, keys, values, mask)
+
+
+class Output(Linear):
+    """A head's output matrix: states [..., H] -> logits [..., D]; float32 where the kernel makes them."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(weight, bias)
+        self.held: StepSet | None = None
+        """The kernel for this matrix, once it is built; it takes over between runs."""
+
+    def why_not_fast(self) -> str | None:
+        """Why the kernel cannot compute this product, or None."""
+        same = self.bias is None or self.bias.dtype == self.weight.dtype
+        if not self.weight.is_contiguous() or not same:
+            return "its weights do not lie row by row, or are of several dtypes"
+        return why_not_dtype(self.weight.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fast = self.held.steps.get(WIDEST) if self.held is not None else None
+        if fast is not None and x.numel() <= WIDEST * x.shape[-1]:
+            logits: Tensor = fast(x)
+            return logits
+        return super().forward(x)
 
 
 class Rope:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decoder.heads.expect import Eagle3Settings, MedusaShape
-from decoder.heads.layer import HeadLayer, Rope, frozen, norm
+from decoder.heads.layer import HeadLayer, Output, Rope, frozen, norm
 from decoder.heads.sizes import Sizes
 from decoder.kv_cache import KVCache
 from decoder.linear import Linear
@@ -33,11 +33,11 @@ class Borrowed:
     bias: Tensor | None
     layers: int
 
-    def scorer(self, ids: Tensor | None = None) -> Linear:
+    def scorer(self, ids: Tensor | None = None) -> Output:
         """The target's output head, [..., H] -> [..., V], or its rows ``ids`` only."""
         if ids is None:
-            return Linear(self.head, self.bias)
-        return Linear(self.head[ids], None if self.bias is None else self.bias[ids])
+            return Output(self.head, self.bias)
+        return Output(self.head[ids], None if self.bias is None else self.bias[ids])
 
 
 class RecurrentHead(nn.Module):
@@ -82,7 +82,7 @@ class EagleHead(RecurrentHead):
         self.capture = (borrowed.layers,)
         self.embedding = tensors.get("embed_tokens.weight", borrowed.embedding)
         own = tensors.get("lm_head.weight")
-        self.head = borrowed.scorer() if own is None else Linear(own)
+        self.head = borrowed.scorer() if own is None else Output(own)
         self.fc = Linear(frozen(tensors["fc.weight"]), frozen(tensors["fc.bias"]) if "fc.bias" in tensors else None)
         self.first = _layer(tensors, sizes, "layers.", 0)
         self.rest = nn.ModuleList(_layer(tensors, sizes, "layers.", i) for i in range(1, sizes.layers))
@@ -112,7 +112,7 @@ class Eagle3Head(RecurrentHead):
         self.borrowed, self.hidden, self.depth, self.context = borrowed, sizes.hidden, sizes.layers, sizes.context
         self.eps, self.settings, self.capture = sizes.eps, settings, settings.aux
         self.embedding = tensors.get("embed_tokens.weight", borrowed.embedding)
-        self.fc, self.head = (Linear(frozen(tensors[f"{name}.weight"])) for name in ("fc", "lm_head"))
+        self.fc, self.head = Linear(frozen(tensors["fc.weight"])), Output(frozen(tensors["lm_head.weight"]))
         self.norm = frozen(tensors["norm.weight"])
         self.input_norm = frozen(tensors["input_norm.weight"]) if settings.norm_before_fc else None
         norms = [tensors[f"fc_norm.{i}.weight"] for i in range(len(settings.aux))] if settings.fc_norm else []
@@ -211,7 +211,7 @@ class MedusaHeads(nn.Module):
         own = [tensors[f"lm_heads.{i}.weight"] for i in range(self.count) if f"lm_heads.{i}.weight" in tensors]
         if self.ids is not None:
             own = [w if len(w) == len(self.ids) else w[self.ids] for w in own]
-        outputs = [Linear(frozen(weight)) for weight in own] or [borrowed.scorer(self.ids)]
+        outputs = [Output(frozen(weight)) for weight in own] or [borrowed.scorer(self.ids)]
         self.outputs = nn.ModuleList(outputs)
         """One for each head, or one for all."""
 

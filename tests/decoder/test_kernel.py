@@ -17,11 +17,11 @@ import torch
 from decoder import assemble, kernel, loading
 from decoder.engine import SpeculativeDecoder
 from decoder.fused import FusedRunner, Weights
-from decoder.heads.layer import HeadLayer
+from decoder.heads.layer import HeadLayer, Output
 from decoder.kernel import WIDEST, Kernel, Library
-from decoder.kernel_runner import KernelRunner, KernelSet, give_layers
+from decoder.kernel_runner import KernelRunner, KernelSet, MatrixSet, give_layers
 from decoder.request import GenerationRequest, SamplingParams
-from tests.compiled_steps import CACHE, built_kernel, tiny_folder
+from tests.compiled_steps import CACHE, built_kernel, compiling, tiny_folder
 from tests.decoder.test_families import FAMILIES, build, ids
 from tests.tiny import runner
 
@@ -366,6 +366,30 @@ def test_only_the_gnu_compiler_is_taken(
     program.chmod(0o755)
     monkeypatch.setenv("CXX", str(program))
     assert (kernel.compiler() == str(program)) is taken
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "size", "biased"), [(160, 64, False), (147, 83, True), (5, 33, True)])
+def test_a_matrix_alone(dtype: torch.dtype, rows: int, size: int, biased: bool) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randn(rows, size, generator=generator).to(dtype)
+    output = Output(weight, torch.randn(rows, generator=generator).to(dtype) if biased else None)
+    x = torch.randn(3, 22, size, generator=generator).to(dtype)
+    expected = output(x)
+    with compiling(kernel=True):
+        give_layers(torch.nn.ModuleList([output]), str(dtype).removeprefix("torch."))
+        assert isinstance(output.held, MatrixSet)
+        output.held.settle()
+    calls: list[int] = []
+    fast = output.held.steps[WIDEST]
+    output.held.steps[WIDEST] = lambda x: calls.append(x.numel() // size) or fast(x)
+    made = output(x)
+    assert made.dtype == torch.float32
+    assert torch.allclose(made, expected.float(), rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
+    for count in (1, 2, 3, 5, 6, 7, 13):
+        assert torch.equal(output(x[1, :count]), made[1, :count]), "a token's scores depend on its neighbours"
+    assert output(torch.cat([x, x])).dtype == dtype, "more tokens than the kernel takes"
+    assert max(calls) == WIDEST
 
 
 def test_a_head_that_is_let_go_frees_its_layers() -> None:
