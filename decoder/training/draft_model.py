@@ -213,7 +213,7 @@ def main(
     eval_rows: Annotated[int, typer.Option(help="Validation rows of each evaluation.")] = 64,
     stop_after: Annotated[int | None, typer.Option(help="Leave after this many steps; run again to go on.")] = None,
     make_missing_labels: Annotated[
-        bool, typer.Option(help="Label all rows first. Off: rows without labels teach their own next ids.")
+        bool, typer.Option(help="Label all rows first. Off: those of training teach their own next ids.")
     ] = True,
     start: Annotated[
         Path | None, typer.Option(help="Folder of an earlier run of this size: begin with its best weights.")
@@ -241,9 +241,10 @@ def main(
         vocab_size = teacher.config.vocab_size
         cache = LabelCache.open(labels or out / "labels", data, target=Path(target).name, vocab_size=vocab_size)
         out.mkdir(parents=True, exist_ok=True)
-        if make_missing_labels:
-            order = np.concatenate([data.part(name) for name in ("validation", "test", "train")])
-            make_labels(data, order, teacher, cache, progress=lambda n, of, rate: say(f"labels {n}/{of}, {rate:.1f}/s"))
+        # Held-out rows are measured against the target's own choices, whatever the others teach.
+        parts = ("validation", "test", "train") if make_missing_labels else ("validation", "test")
+        order = np.concatenate([data.part(name) for name in parts])
+        make_labels(data, order, teacher, cache, progress=lambda n, of, rate: say(f"labels {n}/{of}, {rate:.1f}/s"))
         config = draft_config(
             teacher.config, hidden=hidden, layers=layers, intermediate=intermediate, kv_heads=kv_heads
         )
