@@ -16,6 +16,7 @@ from decoder.heads.layer import HeadLayer
 from decoder.heads.models import RecurrentHead
 from decoder.kv_cache import KVCache
 from decoder.target import PREFILL_CHUNK, chain_mask
+from decoder.threads import alone
 from decoder.transfer import upload, upload_tensor
 
 
@@ -152,5 +153,7 @@ def spread(logits: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
     """Logits [..., D] of the target ids ``ids`` [D] -> [..., vocab_size], -inf elsewhere; as they are where None."""
     if ids is None:
         return logits
-    full = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf)
-    return full.index_copy_(-1, ids, logits)
+    shape = torch.Size((*logits.shape[:-1], vocab_size))
+    with alone(shape.numel()):
+        full = logits.new_full(shape, -torch.inf)
+        return full.index_copy_(-1, ids, logits)

@@ -172,9 +172,11 @@ class OtherVocabularyProposer(Proposer):
 
     def _across(self, logits: Tensor) -> Tensor:
         """The draft's logits [B, 1, D] with the target's ids [B, 1, V]: what the target does not have is impossible."""
-        found = logits.new_full((*logits.shape[:-1], self._context.vocab_size), -torch.inf)
-        found[..., self._ours] = logits[..., self._theirs]
-        return found
+        shape = torch.Size((*logits.shape[:-1], self._context.vocab_size))
+        with alone(shape.numel()):
+            found = logits.new_full(shape, -torch.inf)
+            found[..., self._ours] = logits[..., self._theirs]
+            return found
 
     # --- greedy: re-encoding with look-behind -----------------------------------------------------------------------
 
