@@ -324,7 +324,7 @@ def export(
     test = evaluate_head(head, material, vocabulary, material_rows.part("test"), k=k)
     size = export_head(
         plan.kind, head, vocabulary, text, plan, material_rows, read_curve(run / "curve.jsonl"), test, out,
-        target_name=target_name, base_model=base_model, note=note,
+        target_name=target_name, base_model=base_model, note=note, started="start" in about,
     )  # fmt: skip
     typer.echo(json.dumps({"folder": str(out), "bytes": size} | test.to_json()))
 

@@ -93,6 +93,10 @@ def config(kind: str, target: Any, plan: HeadPlan) -> dict[str, Any]:
     }
 
 
+EARLIER = "the best weights of an earlier training on other rows (`docs/training.md` of Redline), which began with\n  "
+"""How a card begins to tell where a run started that went on from another one."""
+
+
 def export_head(
     kind: str,
     head: HeadModel,
@@ -107,8 +111,10 @@ def export_head(
     target_name: str,
     base_model: str,
     note: str = "",
+    started: bool = False,
 ) -> int:
-    """Write everything; gives the size of the weights in bytes. ``target`` is its transformers config."""
+    """Write everything; gives the size of the weights in bytes. ``target`` is its transformers config, ``started`` says
+    that the run began with the weights of an earlier one."""
     out.mkdir(parents=True, exist_ok=True)
     weights = out / "model.safetensors"
     save_file(tensors(kind, head, vocabulary, target.vocab_size), weights, {"format": "pt"})
@@ -117,7 +123,8 @@ def export_head(
     save_split(rows, out / "split.json")
     size = weights.stat().st_size
     parameters = sum(p.numel() for p in head.parameters())
-    card = _card(kind, out.name, target_name, base_model, plan, rows, points, test, parameters, size, note)
+    start = (EARLIER if started else "") + _start_line(kind)
+    card = _card(kind, out.name, target_name, base_model, plan, rows, points, test, parameters, size, note, start)
     (out / "README.md").write_text(card)
     title = f"validation: mean acceptance length, k = {test.k}"
     (out / "curve.svg").write_text(curve_svg(points, "mean_acceptance_length", title))
@@ -136,6 +143,7 @@ def _card(
     parameters: int,
     size: int,
     note: str,
+    start: str,
 ) -> str:
     best = max(points, key=lambda point: point["mean_acceptance_length"])
     covered = _coverage(rows, plan.vocabulary)
@@ -158,7 +166,7 @@ tags: [speculative-decoding, {kind}]
   `{rows.digest}`); {len(rows.part("validation"))} more chose the checkpoint, {len(rows.part("test"))} more are the
   test below. Split by conversation: `split.json`.
 - {_vocabulary_line(kind, plan, covered)}
-- Start: {_start_line(kind)}
+- Start: {start}
 - Loss: cross-entropy to the target's distribution, {plan.unroll} draft positions, weight {plan.position_weight:g} to
   the power of the position. Target and embeddings frozen.
 - Best of {points[-1]["step"]:,} steps of {plan.batch} rows: step {best["step"]:,} ({best["tokens"] / 1e6:.1f} M

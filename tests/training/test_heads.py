@@ -167,7 +167,7 @@ def test_the_exported_folder_has_the_public_names(kind: str, material: Material,
     out = tmp_path / f"toy-{kind}"
     export_head(
         kind, head, vocabulary, material.target.config, plan, material.rows, [point, point | {"tokens": 20}], test, out,
-        target_name="toy", base_model="someone/toy",
+        target_name="toy", base_model="someone/toy", started=kind == "mtp",
     )  # fmt: skip
     tensors, config = load_file(out / "model.safetensors"), json.loads((out / "config.json").read_text())
     if kind == "eagle3":
@@ -185,6 +185,7 @@ def test_the_exported_folder_has_the_public_names(kind: str, material: Material,
     assert all(t.dtype == torch.bfloat16 for n, t in tensors.items() if n not in ("d2t", "t2d", "token_map"))
     card = (out / "README.md").read_text()
     assert "apache-2.0" in card
+    assert ("an earlier training on other rows" in card) == (kind == "mtp")
     assert f"seed\n  {plan.seed}" in card or f"seed {plan.seed}" in card
     split = json.loads((out / "split.json").read_text())
     assert split["test"] == [4, 5, 6, 7]
