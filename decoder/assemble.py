@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from decoder import catalog, compat, kernel, loading
+from decoder import catalog, compat, draft_vocabulary, kernel, loading
 from decoder.assemble_heads import with_head
 from decoder.compiled import CompiledRunner, model_steps
 from decoder.engine import SpeculativeDecoder, Target
@@ -28,22 +28,26 @@ from decoder.steps import DRAFT_WIDTHS, EXIT_WIDTHS, TARGET_WIDTHS
 from decoder.target import ModelRunner, RowRunner
 
 _runners: dict[tuple[int, str], tuple[LoadedModel, RowRunner]] = {}
-_weights: dict[int, tuple[LoadedModel, Weights]] = {}
+_weights: dict[tuple[int, bool], tuple[LoadedModel, Weights]] = {}
+"""By model, and whether it scores a part of its vocabulary."""
 _lock = threading.Lock()
 
 
-def new_runner(loaded: LoadedModel, widths: Sequence[int] = TARGET_WIDTHS) -> RowRunner:
+def new_runner(loaded: LoadedModel, widths: Sequence[int] = TARGET_WIDTHS, role: str = "target") -> RowRunner:
     """A runner with a cache of its own: the lean path where the model's layers allow it, else transformers' own.
 
     On the CPU it takes the kernel once it is built; where there can be none, compiled steps of these ``widths`` (tokens
-    per pass).
+    per pass). A draft scores what its folder says (``draft_vocabulary``).
     """
     if why_not(loaded.model):
         return ModelRunner(loaded.model, context=loaded.context, device=loaded.device)
-    if id(loaded) not in _weights:
-        _weights[id(loaded)] = (loaded, Weights(loaded.model))
-        pack_all(_weights[id(loaded)][1])
-    weights = _weights[id(loaded)][1]
+    scored = draft_vocabulary.read(loaded.folder, loaded.vocab_size) if role == "draft" else None
+    key = (id(loaded), scored is not None)
+    if key not in _weights:
+        scored = None if scored is None else scored.to(loaded.device)
+        _weights[key] = (loaded, Weights(loaded.model, scored))
+        pack_all(_weights[key][1])
+    weights = _weights[key][1]
     recorded = graph_runner(weights, context=loaded.context, device=loaded.device)
     if recorded is not None:
         return recorded
@@ -75,8 +79,8 @@ def _forget_unloaded() -> None:
     kept = {id(model) for model in loading.in_memory()}
     for key in [key for key in _runners if key[0] not in kept]:
         del _runners[key]
-    for model in [model for model in _weights if model not in kept]:
-        del _weights[model]
+    for held in [held for held in _weights if held[0] not in kept]:
+        del _weights[held]
 
 
 def runner_of(loaded: LoadedModel, role: str = "target") -> RowRunner:
@@ -87,7 +91,7 @@ def runner_of(loaded: LoadedModel, role: str = "target") -> RowRunner:
         key = (id(loaded), role)
         if key not in _runners:
             widths = TARGET_WIDTHS if role == "target" else DRAFT_WIDTHS
-            _runners[key] = (loaded, new_runner(loaded, widths))
+            _runners[key] = (loaded, new_runner(loaded, widths, role))
         return _runners[key][1]
 
 
@@ -173,6 +177,9 @@ def _with_named_draft(name: str, request: GenerationRequest, target: Target, rep
         "draft_fingerprint": loaded.fingerprint,
         **_path_note("draft", loaded, runner),
     }
+    scored = runner.weights.scored if isinstance(runner, FusedRunner) else None
+    if scored is not None:
+        versions["draft_scores"] = f"the {len(scored):,} most frequent of {loaded.vocab_size:,} tokens"
     proposer: Proposer = DraftModelProposer(runner)
     if pairing.across:
         proposer = OtherVocabularyProposer(runner, compat.shared_vocabulary(request.target, name))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from decoder.kv_cache import BUCKET, move_rows
 from decoder.linear import Linear
+from decoder.sampling import spread
 from decoder.target import RowRunner, chain_mask, check_exit, tree_mask
 from decoder.transfer import upload
 
@@ -70,7 +71,8 @@ def why_not(model: Any) -> str | None:
 class Weights(nn.Module):
     """The fused weights of a model; built once and shared by every runner on it."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, scored: Tensor | None = None) -> None:
+        """``scored``: ids of the tokens that are scored (``draft_vocabulary``), None: all."""
         super().__init__()
         config, inner = model.config, model.model
         self.heads = int(config.num_attention_heads)
@@ -81,6 +83,11 @@ class Weights(nn.Module):
         self.embedding = inner.embed_tokens.weight
         self.norm = inner.norm.weight
         self.head = Linear(model.lm_head.weight, model.lm_head.bias)
+        self.scored = scored
+        if scored is not None:
+            with torch.inference_mode(False), torch.no_grad():
+                bias = model.lm_head.bias
+                self.head = Linear(_fixed(model.lm_head.weight[scored]), None if bias is None else _fixed(bias[scored]))
         self.rotary = inner.rotary_emb
         self.activation = _ACTIVATIONS[config.hidden_act]
         # Gemma's norms multiply by one more than their weight, and its embeddings are scaled, in the weights' dtype.
@@ -126,8 +133,7 @@ class Weights(nn.Module):
 
     def score(self, normed: Tensor) -> Tensor:
         """The head on normed states: [..., H] -> [..., V]."""
-        scores: Tensor = self.head(normed)
-        return scores
+        return spread(self.head(normed), self.scored, self.vocab_size)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., H] -> [..., V]."""

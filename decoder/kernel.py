@@ -28,6 +28,7 @@ from torch import Tensor
 from decoder.cache import compiled_dir
 from decoder.fused import Weights, shifted_rms_norm
 from decoder.packages import builder_main, building, processor
+from decoder.sampling import spread
 
 WIDEST = 66
 """Tokens that a pass takes at most, of all its rows together: 64 drafts and two. Prompts are oneDNN's."""
@@ -287,7 +288,7 @@ class Kernel(_Loaded):
             kv_heads=weights.kv_heads,
             head_dim=weights.head_dim,
             inner=first.down.weight.shape[1],
-            vocab=weights.vocab_size,
+            vocab=weights.head.weight.shape[0],
             words=weights.embedding.shape[0],
             eps=weights.eps,
             embedding_scale=weights.embedding_scale,
@@ -358,7 +359,8 @@ class Kernel(_Loaded):
         )
         for state in last[1:]:
             state.copy_(last[0])
-        return logits.view(batch if only is None else 1, -1, vocab), states
+        logits = logits.view(batch if only is None else 1, -1, vocab)
+        return spread(logits, self.weights.scored, self.weights.vocab_size), states
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -89,6 +89,8 @@ def print_run(run: Run, baseline: Run | None = None) -> None:
     table.add_row("model", f"{run.target}, {run.dtype} on {run.device}, {run.versions.get('target_path', '')}")
     if vocabulary := run.versions.get("draft_vocabulary"):
         table.add_row("draft", f"{run.draft}, {vocabulary}")
+    if scores := run.versions.get("draft_scores"):
+        table.add_row("draft scores", scores)
     if earlier := run.versions.get("earlier_runs"):
         table.add_row("also drafted from", f"earlier runs: {earlier}")
     even = break_even(run, baseline)

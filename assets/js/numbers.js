@@ -102,6 +102,9 @@
     if (versions.draft_vocabulary) {
       found.push(["Draft's vocabulary", versions.draft_vocabulary, "The draft's tokens are not the target's: sampled, it drafts over the tokens that both have; greedy, its text is split into the target's tokens."]);
     }
+    if (versions.draft_scores) {
+      found.push(["Draft scores", versions.draft_scores, "The rest it never drafts, which spares most of the reading of its output matrix. The text stays the target's."]);
+    }
     if (versions.earlier_runs) {
       found.push(["Earlier runs", versions.earlier_runs, "Their outputs were drafted from, too: a prompt that was asked before looks magically fast."]);
     }

@@ -15,8 +15,8 @@ from decoder.compiled import EAGER, KERNEL
 from decoder.heads.layer import HeadLayer
 from decoder.heads.models import RecurrentHead
 from decoder.kv_cache import KVCache
+from decoder.sampling import spread
 from decoder.target import PREFILL_CHUNK, chain_mask
-from decoder.threads import alone
 from decoder.transfer import upload, upload_tensor
 
 
@@ -147,13 +147,3 @@ class HeadRunner:
         """What is fed back [B, T, hidden] -> logits [B, T, V]; -inf where the head has no such token."""
         logits = spread(self.head.score(out), self.head.ids, self.vocab_size)
         return logits if self.logits_device == self.device else logits.to(self.logits_device)
-
-
-def spread(logits: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
-    """Logits [..., D] of the target ids ``ids`` [D] -> [..., vocab_size], -inf elsewhere; as they are where None."""
-    if ids is None:
-        return logits
-    shape = torch.Size((*logits.shape[:-1], vocab_size))
-    with alone(shape.numel()):
-        full = logits.new_full(shape, -torch.inf)
-        return full.index_copy_(-1, ids, logits)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from decoder.heads.models import MedusaHeads
-from decoder.heads.runner import HeadRunner, spread
+from decoder.heads.runner import HeadRunner
 from decoder.proposers.base import Context, Proposal, Proposer
 from decoder.proposers.chain import draft_chain
 from decoder.proposers.tree import draft_tree
+from decoder.sampling import spread
 from decoder.transfer import upload
 
 

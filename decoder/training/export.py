@@ -10,10 +10,12 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from safetensors.torch import save_file
 
+from decoder import draft_vocabulary
 from decoder.errors import RedlineError
 from decoder.training.checkpoint import load_weights
 from decoder.training.curve import curve_svg, read_curve
@@ -136,6 +138,10 @@ def main(
     prefix: int = 24,
     k: int = 4,
     note: Annotated[str, typer.Option(help="Sentence for the card on acceptance with real prompts.")] = "",
+    frequent: Annotated[
+        list[Path] | None, typer.Option(help="Rows whose most frequent ids are what it scores when it drafts here.")
+    ] = None,
+    scores: Annotated[int, typer.Option(help="How many ids that are.")] = 16_384,
     threads: int = 0,
 ) -> None:
     """Export the best weights of a training RUN as a draft that can be loaded."""
@@ -159,6 +165,9 @@ def main(
         (out / "README.md").write_text(
             model_card(out.name, target_name, plan, best_point(points), data, test, parameters, size, note)
         )
+        if frequent:
+            counts = sum(load_rows(path, prefix).counts(config.vocab_size) for path in frequent)
+            draft_vocabulary.write(out, np.argsort(-np.asarray(counts), kind="stable")[:scores].tolist())
         save_split(data, out / "split.json")
         (out / "curve.svg").write_text(
             curve_svg(points, "mean_acceptance_length", f"validation: mean acceptance length, k = {k}")

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from decoder.engine import SpeculativeDecoder
-from decoder.heads.runner import HeadRunner, spread
+from decoder.heads.runner import HeadRunner
+from decoder.sampling import spread
 from decoder.trace import violations
 from tests import heads
 from tests.decoder.every_proposer import every_decoder, request_for
