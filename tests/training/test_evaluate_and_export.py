@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from decoder.draft_vocabulary import read
 from decoder.training.curve import curve_svg, read_curve
 from decoder.training.evaluate import evaluate, greedy_stretches, summarise, walk
 from decoder.training.export import export_model, model_card
 from decoder.training.labels import LabelCache
-from decoder.training.rows import Rows
+from decoder.training.rows import Rows, load_rows
+from tests.training.conftest import PREFIX, VOCAB
 
 
 def test_walk_counts_accepted_drafts_step_by_step() -> None:
@@ -66,6 +68,41 @@ def test_card_names_data_seed_steps_and_acceptance(rows: Rows, labels: LabelCach
     card = model_card("toy", "Toy", plan, {"step": 10, "tokens": 2e6, "labelled_rows": 16}, rows, test, 1000, 2000)
     for part in (rows.digest, "seed\n  7", "10 of 10 steps", f"**{test.mean_acceptance_length:.2f}**", "apache-2.0"):
         assert part in card
+
+
+def test_a_draft_is_trained_gone_on_from_and_exported_by_commands(target: Any, rows_file: Path, tmp_path: Path) -> None:
+    """As a user types them; only held-out rows are labelled, and the draft is told what it scores."""
+    from decoder.cli import main
+
+    # A draft's heads are 64 wide, and it is no wider than its target.
+    wide = LlamaConfig(**target.config.to_dict() | {"hidden_size": 64, "head_dim": 32})
+    LlamaForCausalLM(wide).save_pretrained(tmp_path / "target")
+    where = ["--rows", str(rows_file), "--target", str(tmp_path / "target"), "--prefix", str(PREFIX)]
+    size = ["--hidden", "64", "--layers", "1", "--intermediate", "48", "--kv-heads", "1"]
+    size += ["--core", "48", "--sample", "8", "--steps", "2", "--batch", "2", "--no-make-missing-labels"]
+
+    def run(*arguments: str) -> None:
+        with pytest.raises(SystemExit) as end:
+            main(["train", *arguments])
+        assert not end.value.code
+
+    first, second, draft = tmp_path / "first", tmp_path / "second", tmp_path / "draft"
+    run("draft-model", *where, *size, "--out", str(first))
+    done = np.load(first / "labels" / "done.npy")
+    assert done[:8].all(), "validation and test rows"
+    assert not done[8:].any()
+    run("draft-model", *where, *size, "--out", str(second), "--start", str(first), "--lr", "0", "--embedding-lr", "0")
+    old, new = (load_file(folder / "best.safetensors") for folder in (first, second))
+    assert all(torch.allclose(old[name], new[name], atol=1e-4) for name in old)
+    labels = ["--labels", str(second / "labels")]
+    run("export-draft-model", *where, *labels, "--run", str(second), "--out", str(draft), "--frequent", str(rows_file),
+        "--scores", "20")  # fmt: skip
+    assert "an earlier training on other rows" in (draft / "README.md").read_text()
+    counts = load_rows(rows_file, PREFIX).counts(VOCAB)
+    kept = read(draft, VOCAB)
+    assert kept is not None
+    assert len(kept) == 20
+    assert counts[kept].min() >= np.delete(counts, kept).max()
 
 
 def test_curve_keeps_the_later_of_two_points_and_draws(tmp_path: Path) -> None:
