@@ -179,7 +179,7 @@ def _with_named_draft(name: str, request: GenerationRequest, target: Target, rep
     }
     scored = runner.weights.scored if isinstance(runner, FusedRunner) else None
     if scored is not None:
-        versions["draft_scores"] = f"the {len(scored):,} most frequent of {loaded.vocab_size:,} tokens"
+        versions["draft_scores"] = draft_vocabulary.words(len(scored), loaded.vocab_size)
     proposer: Proposer = DraftModelProposer(runner)
     if pairing.across:
         proposer = OtherVocabularyProposer(runner, compat.shared_vocabulary(request.target, name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decoder import catalog, loading
+from decoder import catalog, draft_vocabulary, loading
 from decoder.engine import SpeculativeDecoder, Target
 from decoder.errors import ModelError
 from decoder.fused import why_not
@@ -73,6 +73,10 @@ def _named(
             part = files.inside("mtp.", "model.mtp_layers.") if own else files
             facts = TargetFacts.of_config(loaded.name, loaded.model.config)
             head = load_head(part, layout, facts, borrowed)
+            if isinstance(head, RecurrentHead) and head.ids is None and not own:
+                ids = draft_vocabulary.read(files.folder, facts.vocab_size)
+                if ids is not None:
+                    head.score_only(ids.to(loaded.device))
             pack_all(head)
             if loaded.device == "cpu":
                 give_layers(head, loaded.dtype)
@@ -84,6 +88,8 @@ def _named(
         "draft_implementation": type(head).__name__,
         "draft_layout": layout.style,
     }
+    if isinstance(head, RecurrentHead) and head.ids is not None:
+        versions["draft_scores"] = draft_vocabulary.words(len(head.ids), loaded.vocab_size)
     if files.folder is not None and not own:
         versions["draft_fingerprint"] = loading.folder_fingerprint(files.folder)
     report(1.0, f"{name} is ready")

@@ -1,9 +1,9 @@
-"""Which tokens a draft model scores, where its folder says so: the frequent ones.
+"""Which tokens a draft scores, where its folder says so: the frequent ones.
 
-Most of a small model's weights are its output matrix, of which a token that is hardly ever written needs no row (the
-idea is FR-Spec's, arXiv 2502.14856). What it does not score it never drafts, and drafting stays lossless: its
-distribution is over the others, and that is the one that drafts are drawn from and verified against. The file lies
-beside the model's; other engines do not look at it and score everything.
+Most of what a small model or a head of one layer reads is its output matrix, of which a token that is hardly ever
+written needs no row (the idea is FR-Spec's, arXiv 2502.14856). What it does not score it never drafts, and drafting
+stays lossless: its distribution is over the others, and that is the one that drafts are drawn from and verified
+against. The file lies beside the draft's; other engines do not look at it and score everything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FILE = "draft_vocabulary.json"
 
 
 def read(folder: Path | None, vocab_size: int) -> Tensor | None:
-    """Ascending ids, int64 [D], of what the model in ``folder`` scores as a draft; None: all ``vocab_size`` tokens.
+    """Ascending ids, int64 [D], of what the draft in ``folder`` scores; None: all ``vocab_size`` tokens.
 
     Raises ModelError where the file is there and is not such a list.
     """
@@ -40,6 +40,11 @@ def read(folder: Path | None, vocab_size: int) -> Tensor | None:
     return torch.tensor(ids, dtype=torch.long)
 
 
+def words(scored: int, of: int) -> str:
+    """For the record of a run."""
+    return f"{scored:,} of {of:,} tokens"
+
+
 def write(folder: Path, ids: Sequence[int]) -> None:
-    """Let the model in ``folder`` score only ``ids`` when it drafts."""
+    """Let the draft in ``folder`` score only ``ids``."""
     (folder / FILE).write_text(json.dumps({"ids": sorted(map(int, ids))}, separators=(",", ":")) + "\n")

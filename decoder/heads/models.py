@@ -50,6 +50,15 @@ class RecurrentHead(nn.Module):
     context: int
     ids: Tensor | None = None
     borrowed: Borrowed
+    head: Output
+
+    def score_only(self, ids: Tensor) -> None:
+        """Score the target ids ``ids`` [D] and no others, with a copy of their rows of the output matrix."""
+        if self.ids is not None:
+            raise ValueError("this head has a draft vocabulary of its own")
+        bias = self.head.bias
+        self.head = Output(self.head.weight[ids], None if bias is None else bias[ids])
+        self.ids = ids
 
     def enter(self, states: Tensor) -> Tensor:
         """The target's captured states [..., n * H] as ``run`` reads them [..., hidden]."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from decoder import assemble_heads, catalog, compat
+from decoder import assemble_heads, catalog, compat, draft_vocabulary
 from decoder.engine import SpeculativeDecoder
 from decoder.errors import IncompatibleError, ModelError
-from decoder.request import GenerationRequest
+from decoder.request import GenerationRequest, SamplingParams
 from tests import heads
 from tests.heads import predictable
 from tests.tiny import tiny_tokenizer
@@ -69,6 +69,25 @@ def test_a_head_by_folder_drafts(proposer: str, target: str, shelf: Path) -> Non
     head: Any = assemble_heads._kept[(folder, proposer, next(iter(assemble_heads._kept))[2])][1]
     again: Any = SpeculativeDecoder.load(request).proposer
     assert head in (getattr(again, "heads", None), getattr(getattr(again, "runner", None), "head", None))
+
+
+@pytest.mark.parametrize("proposer", ["eagle", "mtp"])
+def test_a_head_with_the_targets_matrix_may_score_a_part_of_it(proposer: str, target: str, shelf: Path) -> None:
+    name, kept = f"tiny-{proposer}", list(range(0, heads.V, 2))
+    draft_vocabulary.write(shelf / name, kept)
+    for temperature in (0.0, 1.0):
+        request = ask(target, proposer, draft=name, sampling=SamplingParams(temperature=temperature))
+        run = SpeculativeDecoder.load(request).run(request)
+        assert run.versions["draft_scores"] == f"{len(kept)} of {heads.V} tokens"
+        drafts = [draft for step in run.steps for draft in step.drafts]
+        assert drafts
+        assert {draft.id for draft in drafts} <= set(kept)
+        if not temperature:
+            assert run.output_ids == SpeculativeDecoder.load(request.baseline()).run(request.baseline()).output_ids
+    (shelf / name / draft_vocabulary.FILE).write_text("[]")
+    assemble_heads._kept.clear()
+    with pytest.raises(ModelError, match=draft_vocabulary.FILE):
+        SpeculativeDecoder.load(request)
 
 
 @pytest.mark.parametrize("proposer", BUILD)
