@@ -97,7 +97,9 @@ def test_a_draft_is_trained_gone_on_from_and_exported_by_commands(target: Any, r
     labels = ["--labels", str(second / "labels")]
     run("export-draft-model", *where, *labels, "--run", str(second), "--out", str(draft), "--frequent", str(rows_file),
         "--scores", "20")  # fmt: skip
-    assert "an earlier training on other rows" in (draft / "README.md").read_text()
+    card = (draft / "README.md").read_text()
+    assert "an earlier training on other rows" in card
+    assert "it scores 20 frequent ids" in card
     counts = load_rows(rows_file, PREFIX).counts(VOCAB)
     kept = read(draft, VOCAB)
     assert kept is not None
