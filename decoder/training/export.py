@@ -69,7 +69,7 @@ def model_card(
     some = (
         ""
         if scores is None
-        else f"- In Redline it scores {scores:,} frequent ids when it drafts (`draft_vocabulary.json`), elsewhere all.\n"
+        else f"- In Redline it scores {scores:,} frequent ids when it drafts (`draft_vocabulary.json`).\n"
     )
     return f"""---
 license: apache-2.0
