@@ -281,6 +281,20 @@ def medusa(
     )
 
 
+@app.command("average")
+def average(
+    first: Annotated[Path, typer.Option(help="Folder of the run that the other one started from.")],
+    second: Annotated[Path, typer.Option(help="Folder of the run that went on from it.")],
+    out: Annotated[Path, typer.Option(help="Folder of the mean, to be exported.")],
+    share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the second's weights.")] = 0.7,
+) -> None:
+    """The mean of two runs' weights: often better than both on the rows of both."""
+    from decoder.training.average import average as mix
+
+    mix(first, second, share, out)
+    typer.echo(json.dumps({"folder": str(out), "share": share}))
+
+
 @app.command("export")
 def export(
     run: Annotated[Path, typer.Option(help="Folder that `train eagle3`, `mtp` or `medusa` wrote.")],
@@ -325,6 +339,7 @@ def export(
     size = export_head(
         plan.kind, head, vocabulary, text, plan, material_rows, read_curve(run / "curve.jsonl"), test, out,
         target_name=target_name, base_model=base_model, note=note, started="start" in about,
+        averaged=about.get("averaged"),
     )  # fmt: skip
     typer.echo(json.dumps({"folder": str(out), "bytes": size} | test.to_json()))
 

@@ -20,7 +20,7 @@ from decoder.errors import RedlineError
 from decoder.training.checkpoint import load_weights
 from decoder.training.curve import curve_svg, read_curve
 from decoder.training.evaluate import Acceptance, evaluate
-from decoder.training.export_head import EARLIER
+from decoder.training.export_head import EARLIER, averaged_line
 from decoder.training.labels import LabelCache
 from decoder.training.rows import Rows, load_rows, save_split
 
@@ -91,7 +91,8 @@ tokenizer ({vocabulary:,} entries). It is made to guess the target's next tokens
   `{rows.digest}`); {len(rows.part("validation"))} more chose the checkpoint, {len(rows.part("test"))} more are the test
   below. Split by conversation.
 - Start: {EARLIER if "start" in plan else ""}the target's embeddings reduced to width {plan["hidden"]} by a
-  frequency-weighted singular value decomposition ({plan["embedding_kept"]:.0%} of the weighted variance); fresh layers.
+  frequency-weighted singular value decomposition ({plan["embedding_kept"]:.0%} of the weighted variance); fresh
+  layers.{averaged_line(plan.get("averaged"))}
 - Loss: {1 - plan["hard_weight"]:.0%} cross-entropy to the target's distribution at temperature 1 (its {plan["top"]}
   likeliest ids and the rest mass), {plan["hard_weight"]:.0%} to its argmax. {point["labelled_rows"]:,} rows had
   such labels by the end; the others taught their own next tokens. Softmax over the {plan["core"]:,} most frequent

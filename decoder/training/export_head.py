@@ -97,6 +97,13 @@ EARLIER = "the best weights of an earlier training on other rows (`docs/training
 """How a card begins to tell where a run started that went on from another one."""
 
 
+def averaged_line(share: float | None) -> str:
+    """A card's line on averaging, "" where there was none."""
+    if share is None:
+        return ""
+    return f"\n- Shipped is the mean of both trainings' weights: {share:.0%} of this one's, the rest the earlier one's."
+
+
 def export_head(
     kind: str,
     head: HeadModel,
@@ -112,9 +119,10 @@ def export_head(
     base_model: str,
     note: str = "",
     started: bool = False,
+    averaged: float | None = None,
 ) -> int:
     """Write everything; gives the size of the weights in bytes. ``target`` is its transformers config, ``started`` says
-    that the run began with the weights of an earlier one."""
+    that the run began with the weights of an earlier one, ``averaged`` its share where both were averaged."""
     out.mkdir(parents=True, exist_ok=True)
     weights = out / "model.safetensors"
     save_file(tensors(kind, head, vocabulary, target.vocab_size), weights, {"format": "pt"})
@@ -123,7 +131,7 @@ def export_head(
     save_split(rows, out / "split.json")
     size = weights.stat().st_size
     parameters = sum(p.numel() for p in head.parameters())
-    start = (EARLIER if started else "") + _start_line(kind)
+    start = (EARLIER if started else "") + _start_line(kind) + averaged_line(averaged)
     card = _card(kind, out.name, target_name, base_model, plan, rows, points, test, parameters, size, note, start)
     (out / "README.md").write_text(card)
     title = f"validation: mean acceptance length, k = {test.k}"

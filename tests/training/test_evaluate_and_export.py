@@ -94,12 +94,17 @@ def test_a_draft_is_trained_gone_on_from_and_exported_by_commands(target: Any, r
     run("draft-model", *where, *size, "--out", str(second), "--start", str(first), "--lr", "0", "--embedding-lr", "0")
     old, new = (load_file(folder / "best.safetensors") for folder in (first, second))
     assert all(torch.allclose(old[name], new[name], atol=1e-4) for name in old)
+    mean = tmp_path / "mean"
+    run("average", "--first", str(first), "--second", str(second), "--share", "0.5", "--out", str(mean))
+    mixed = load_file(mean / "best.safetensors")
+    assert all(torch.allclose(mixed[name], (old[name] + new[name]) / 2, atol=1e-6) for name in old)
     labels = ["--labels", str(second / "labels")]
-    run("export-draft-model", *where, *labels, "--run", str(second), "--out", str(draft), "--frequent", str(rows_file),
+    run("export-draft-model", *where, *labels, "--run", str(mean), "--out", str(draft), "--frequent", str(rows_file),
         "--scores", "20")  # fmt: skip
     card = (draft / "README.md").read_text()
     assert "an earlier training on other rows" in card
     assert "it scores 20 frequent ids" in card
+    assert "50% of this one's" in card
     counts = load_rows(rows_file, PREFIX).counts(VOCAB)
     kept = read(draft, VOCAB)
     assert kept is not None

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from decoder.errors import ModelError
+from decoder.training.average import average
 from decoder.training.checkpoint import load_checkpoint, save_weights
 from decoder.training.export_head import export_head
 from decoder.training.features import FeatureCache, eagle3_layers
@@ -218,6 +219,13 @@ def test_a_run_starts_from_the_weights_of_another(kind: str, material: Material,
             place = vocabulary.tolist().index(token) if token in vocabulary else None
             wanted = before[name][at] if place is None else old[name][place]
             assert torch.equal(parameter[at], wanted)
+    later = tmp_path / "later"
+    save_weights(later / "best.safetensors", fresh)
+    save_vocabulary(later, mixed)
+    (later / "plan.json").write_text("{}")
+    average(tmp_path, later, 0.25, tmp_path / "mean")
+    for name, parameter in load_file(tmp_path / "mean" / "best.safetensors").items():
+        assert torch.allclose(parameter, dict(fresh.named_parameters())[name]), "both hold the same, row by row"
     with pytest.raises(ModelError, match="not the folder of a trained head"):
         start_from(fresh, tmp_path / "nothing", mixed, heads)
     other, _ = new_head("medusa" if kind != "medusa" else "eagle3", material)
