@@ -16,7 +16,6 @@ from decoder.compiled import KERNEL, CompiledRunner, StepSet, failures
 from decoder.fused import FusedRunner, Weights
 from decoder.heads.layer import HeadLayer, Output
 from decoder.kernel import WIDEST, Kernel, LayerKernel, Library, MatrixKernel
-from decoder.linear import Linear
 from decoder.loading import pick_dtype
 from decoder.target import tree_mask
 from decoder.transfer import upload
@@ -65,37 +64,25 @@ def _opened(library: Any, make: Callable[[], T]) -> T | None:
     return made
 
 
-class LayerSet(StepSet):
-    """The kernel on a head's layer: there, or to be built yet."""
+class PartSet(StepSet):
+    """The kernel on a part of a head, as ``make`` (library, part) sets it up: there, or to be built yet."""
 
-    def __init__(self, layer: HeadLayer, dtype: str) -> None:
-        self.layer = weakref.ref(layer)  # the layer holds this
+    def __init__(self, part: HeadLayer | Output, dtype: str, make: Callable[[Path, Any], Any]) -> None:
+        self.part, self.make = weakref.ref(part), make  # the part holds this
         super().__init__([Library(dtype)], _blocked())
 
-    def _open(self, recipe: Any) -> LayerKernel | None:
-        layer = self.layer()
-        return None if layer is None else _opened(recipe, lambda: LayerKernel(recipe.path, layer))
-
-
-class MatrixSet(StepSet):
-    """The kernel on a head's output matrix: there, or to be built yet."""
-
-    def __init__(self, linear: Linear, dtype: str) -> None:
-        self.linear = weakref.ref(linear)  # the matrix holds this
-        super().__init__([Library(dtype)], _blocked())
-
-    def _open(self, recipe: Any) -> MatrixKernel | None:
-        linear = self.linear()
-        return None if linear is None else _opened(recipe, lambda: MatrixKernel(recipe.path, linear))
+    def _open(self, recipe: Any) -> Any:
+        part = self.part()
+        return None if part is None else _opened(recipe, lambda: self.make(recipe.path, part))
 
 
 def give_layers(head: nn.Module, dtype: str) -> None:
     """Let the layers and the output matrices of a head on the CPU use the kernel, where there can be one."""
     for part in head.modules():
         if isinstance(part, HeadLayer) and kernel.why_not_dtype(part.down.weight.dtype) is None:
-            part.held = LayerSet(part, dtype)
+            part.held = PartSet(part, dtype, LayerKernel)
         elif isinstance(part, Output) and part.why_not_fast() is None:
-            part.held = MatrixSet(part, dtype)
+            part.held = PartSet(part, dtype, MatrixKernel)
 
 
 class KernelRunner(CompiledRunner):

@@ -38,6 +38,7 @@ def shelf(tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch) -> Itera
     shipped = catalog._shipped_drafts
     monkeypatch.setattr(catalog, "_shipped_drafts", lambda: [replace(entry, fits=target) for entry in shipped()])
     compat._pair.cache_clear()
+    assemble_heads._kept.clear()  # whoever ran before
     yield tmp_path
     assemble_heads._kept.clear()
 

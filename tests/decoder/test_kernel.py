@@ -19,7 +19,7 @@ from decoder.engine import SpeculativeDecoder
 from decoder.fused import FusedRunner, Weights
 from decoder.heads.layer import HeadLayer, Output
 from decoder.kernel import WIDEST, Kernel, Library
-from decoder.kernel_runner import KernelRunner, KernelSet, MatrixSet, give_layers
+from decoder.kernel_runner import KernelRunner, KernelSet, PartSet, give_layers
 from decoder.request import GenerationRequest, SamplingParams
 from tests.compiled_steps import CACHE, built_kernel, compiling, tiny_folder
 from tests.decoder.test_families import FAMILIES, build, ids
@@ -378,7 +378,7 @@ def test_a_matrix_alone(dtype: torch.dtype, rows: int, size: int, biased: bool) 
     expected = output(x)
     with compiling(kernel=True):
         give_layers(torch.nn.ModuleList([output]), str(dtype).removeprefix("torch."))
-        assert isinstance(output.held, MatrixSet)
+        assert isinstance(output.held, PartSet)
         output.held.settle()
     calls: list[int] = []
     fast = output.held.steps[WIDEST]
