@@ -110,6 +110,10 @@ class Output(Linear):
         self.held: StepSet | None = None
         """The kernel for this matrix, once it is built; it takes over between runs."""
 
+    def only(self, ids: Tensor) -> Output:
+        """A copy of the rows ``ids`` [D]."""
+        return Output(self.weight[ids], None if self.bias is None else self.bias[ids])
+
     def why_not_fast(self) -> str | None:
         """Why the kernel cannot compute this product, or None."""
         same = self.bias is None or self.bias.dtype == self.weight.dtype

@@ -35,9 +35,8 @@ class Borrowed:
 
     def scorer(self, ids: Tensor | None = None) -> Output:
         """The target's output head, [..., H] -> [..., V], or its rows ``ids`` only."""
-        if ids is None:
-            return Output(self.head, self.bias)
-        return Output(self.head[ids], None if self.bias is None else self.bias[ids])
+        whole = Output(self.head, self.bias)
+        return whole if ids is None else whole.only(ids)
 
 
 class RecurrentHead(nn.Module):
@@ -56,9 +55,7 @@ class RecurrentHead(nn.Module):
         """Score the target ids ``ids`` [D] and no others, with a copy of their rows of the output matrix."""
         if self.ids is not None:
             raise ValueError("this head has a draft vocabulary of its own")
-        bias = self.head.bias
-        self.head = Output(self.head.weight[ids], None if bias is None else bias[ids])
-        self.ids = ids
+        self.head, self.ids = self.head.only(ids), ids
 
     def enter(self, states: Tensor) -> Tensor:
         """The target's captured states [..., n * H] as ``run`` reads them [..., hidden]."""

@@ -12,12 +12,12 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from decoder.errors import ModelError
+from decoder.training.heads import saved_vocabulary, shared_rows
 
 OUTPUT = re.compile(r"(lm_head|\d+\.1)\.weight")
 """Matrices of EAGLE-3 and Medusa heads with a row for each id of the draft vocabulary."""
@@ -36,12 +36,12 @@ def average(first: Path, second: Path, share: float, out: Path) -> None:
         raise ModelError(f"{first} and {second} are not two trained runs: {error}") from None
     if old.keys() != new.keys():
         raise ModelError(f"{first} and {second} hold drafts of different kinds")
-    theirs, mine = (_vocabulary(run) for run in (first, second))
+    theirs, mine = (saved_vocabulary(run) if (run / "vocabulary.npy").is_file() else None for run in (first, second))
     mixed = {}
     for name, tensor in new.items():
         other = old[name]
         if OUTPUT.fullmatch(name) and theirs is not None and mine is not None:
-            at, there = (mine[:, None] == theirs).nonzero(as_tuple=True)
+            at, there = shared_rows(mine, theirs)
             aligned = tensor.clone()
             aligned[at] = other[there]
             other = aligned
@@ -54,8 +54,3 @@ def average(first: Path, second: Path, share: float, out: Path) -> None:
         if (second / name).is_file():
             shutil.copyfile(second / name, out / name)
     (out / "plan.json").write_text(json.dumps(plan | {"averaged": share}))
-
-
-def _vocabulary(run: Path) -> torch.Tensor | None:
-    path = run / "vocabulary.npy"
-    return torch.from_numpy(np.load(path, allow_pickle=False)) if path.is_file() else None

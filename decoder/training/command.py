@@ -215,20 +215,9 @@ def eagle3(
         "seed": seed,
     }  # fmt: skip
     _head(
-        "eagle3",
-        rows,
-        target,
-        out,
-        prefix,
-        features,
-        options,
-        eval_every,
-        eval_rows,
-        stop_after,
-        device,
-        threads,
-        start,
-    )
+        "eagle3", rows, target, out, prefix, features, options,
+        eval_every, eval_rows, stop_after, device, threads, start,
+    )  # fmt: skip
 
 
 @app.command("mtp")
@@ -247,8 +236,9 @@ def mtp(
         "head_lr": head_lr, "seed": seed,
     }  # fmt: skip
     _head(
-        "mtp", rows, target, out, prefix, features, options, eval_every, eval_rows, stop_after, device, threads, start
-    )
+        "mtp", rows, target, out, prefix, features, options,
+        eval_every, eval_rows, stop_after, device, threads, start,
+    )  # fmt: skip
 
 
 @app.command("medusa")
@@ -265,20 +255,9 @@ def medusa(
         "seed": seed,
     }  # fmt: skip
     _head(
-        "medusa",
-        rows,
-        target,
-        out,
-        prefix,
-        features,
-        options,
-        eval_every,
-        eval_rows,
-        stop_after,
-        device,
-        threads,
-        start,
-    )
+        "medusa", rows, target, out, prefix, features, options,
+        eval_every, eval_rows, stop_after, device, threads, start,
+    )  # fmt: skip
 
 
 @app.command("average")

@@ -108,15 +108,26 @@ def save_vocabulary(out: Path, vocabulary: Tensor) -> None:
     np.save(out / "vocabulary.npy", vocabulary.numpy())
 
 
+def saved_vocabulary(run: Path) -> Tensor:
+    """What ``save_vocabulary`` wrote. Raises OSError and ValueError."""
+    return torch.from_numpy(np.load(run / "vocabulary.npy", allow_pickle=False))
+
+
+def shared_rows(mine: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the ids stand that both vocabularies have, in the one and in the other."""
+    at, there = (mine[:, None] == theirs).nonzero(as_tuple=True)
+    return at, there
+
+
 def start_from(head: HeadModel, run: Path, vocabulary: Tensor, heads: int) -> int:
     """Give ``head`` the best weights of another ``run``; output rows go by their ids, and those of ids that it did not
     draft stay as they are. Gives how many it drafted of ``vocabulary``. Raises ModelError where it does not fit."""
     try:
         tensors = load_file(run / "best.safetensors")
-        theirs = torch.from_numpy(np.load(run / "vocabulary.npy", allow_pickle=False))
+        theirs = saved_vocabulary(run)
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"{run} is not the folder of a trained head: {error}") from None
-    mine, there = (vocabulary[:, None] == theirs).nonzero(as_tuple=True)
+    mine, there = shared_rows(vocabulary, theirs)
     scoring = {id(head.scoring(i)) for i in range(heads)}
     with torch.no_grad():
         for name, parameter in head.named_parameters():
